@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 
-from tests.agent.talking import ROOM, Agent, add, adding, ask, kept_with_status, make_agent, seen, tokens
-from threadkeep import Memory, SessionMemory
+from tests.agent.talking import ROOM, Agent, add, adding, ask, config_of, kept_with_status, make_agent, seen, tokens
+from threadkeep import Memory, Message, SessionMemory
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -44,9 +47,9 @@ async def test_the_answer_to_a_repeated_question_replaces_its_partial_answers(
     saver = InMemorySaver() if checkpointed else None
     agent = make_agent(model, [SessionMemory(memory)], checkpointer=saver)
     for message_id in ids[:2]:
-        await cut_off(agent, "Which colour?", message_id=message_id)
-    assert await ask(agent, "Which colour?", message_id=ids[2]) == "It is blue."
-    asked = [("user", "Which colour?", "complete")] * (len({*ids} - {None}) or 3)
+        await cut_off(agent, "Which colour is the sky?", message_id=message_id)
+    assert await ask(agent, "Which colour is the sky?", message_id=ids[2]) == "It is blue."
+    asked = [("user", "Which colour is the sky?", "complete")] * (len({*ids} - {None}) or 3)
     found = await kept_with_status(memory)
     assert sorted(found) == sorted([*asked, ("assistant", "It is blue.", "complete")])
     assert sorted(await whole(memory), key=str) == sorted(
@@ -62,24 +65,24 @@ async def test_the_answer_to_a_repeated_question_replaces_its_partial_answers(
     assert "It is " not in [text for _, text in seen(model.calls[-1])]
 
 
-@pytest.mark.parametrize("words", ["Which colour?", "Why?"])
+@pytest.mark.parametrize("words", ["Which colour is the sky?", "Why?"])
 async def test_a_partial_answer_stays_if_its_question_is_not_asked_again(memory: Memory, words: str) -> None:
     """A message with another text, or after another exchange, is a new question."""
     model = ScriptedModel([*cut(), "fine", "It is blue."])
     agent = make_agent(model, [SessionMemory(memory)])
-    await cut_off(agent, "Which colour?")
+    await cut_off(agent, "Which colour is the sky?")
     await ask(agent, "Wait.")
     await ask(agent, words)
-    assert (await kept_with_status(memory))[:2] == [("user", "Which colour?", "complete"), PARTIAL]
+    assert (await kept_with_status(memory))[:2] == [("user", "Which colour is the sky?", "complete"), PARTIAL]
     assert ("ai", "It is ") in seen(model.calls[-1])
 
 
 async def test_an_old_question_that_is_sent_again_replaces_its_partial_answer(memory: Memory) -> None:
     model = ScriptedModel([*cut(), "fine", "It is blue.", "ok"])
     agent = make_agent(model, [SessionMemory(memory)])
-    await cut_off(agent, "Which colour?", message_id="m1")
+    await cut_off(agent, "Which colour is the sky?", message_id="m1")
     await ask(agent, "Wait.", message_id="m2")
-    await ask(agent, "Which colour?", message_id="m1")
+    await ask(agent, "Which colour is the sky?", message_id="m1")
     assert PARTIAL not in await kept_with_status(memory)
     await ask(agent, "Thanks!")
     assert ("ai", "It is ") not in seen(model.calls[-1])
@@ -88,11 +91,11 @@ async def test_an_old_question_that_is_sent_again_replaces_its_partial_answer(me
 async def test_the_partial_answer_of_a_conversation_in_a_graph_store_is_replaced(memory: Memory) -> None:
     agents = await memory.namespace(GraphLayout(("agents",)))
     agent = make_agent(ScriptedModel([*cut(), "It is blue."]), [SessionMemory(agents)])
-    await cut_off(agent, "Which colour?", message_id="m1")
-    await ask(agent, "Which colour?", message_id="m1")
-    asked = ("user", "Which colour?", "complete")
+    await cut_off(agent, "Which colour is the sky?", message_id="m1")
+    await ask(agent, "Which colour is the sky?", message_id="m1")
+    asked = ("user", "Which colour is the sky?", "complete")
     assert await kept_with_status(agents) == [asked, ("assistant", "It is blue.", "complete")]
-    assert await whole(agents) == [("Which colour?", None), ("It is ", "It is blue."), ("It is blue.", None)]
+    assert await whole(agents) == [("Which colour is the sky?", None), ("It is ", "It is blue."), ("It is blue.", None)]
 
 
 async def test_a_repeat_that_calls_tools_replaces_the_partial_answer(memory: Memory) -> None:
@@ -104,3 +107,61 @@ async def test_a_repeat_that_calls_tools_replaces_the_partial_answer(memory: Mem
     await ask(agent, "Thanks!")
     assert ("ai", "It is ") not in seen(model.calls[-1])
     assert [kind for kind, _ in seen(model.calls[-1])] == ["human", "ai", "tool", "ai", "human"]
+
+
+def picture(name: str) -> HumanMessage:
+    """Return a question about a picture."""
+    content: list[Any] = [
+        {"type": "text", "text": "What is this a picture of?"},
+        {"type": "image", "url": f"https://example.org/{name}.png"},
+    ]
+    return HumanMessage(content)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (HumanMessage("Which colour is mine?", name="Ann"), HumanMessage("Which colour is mine?", name="Bob")),
+        (picture("sky"), picture("sea")),
+        (HumanMessage("please continue"), HumanMessage("please continue")),
+    ],
+    ids=["persons", "pictures", "short"],
+)
+async def test_a_question_with_the_same_text_may_be_another_one(
+    memory: Memory, first: HumanMessage, second: HumanMessage
+) -> None:
+    agent = make_agent(ScriptedModel([*cut(), "It is blue."]), [SessionMemory(memory)])
+    events: Any = agent.astream({"messages": [first]}, config_of(), stream_mode="messages")
+    async for message, _ in events:
+        if message.type != "human" and message.text:
+            break
+    await events.aclose()
+    await agent.ainvoke({"messages": [second]}, config_of())
+    assert [row for row in await kept_with_status(memory) if row[0] == "assistant"] == [
+        PARTIAL,
+        ("assistant", "It is blue.", "complete"),
+    ]
+
+
+async def test_a_partial_answer_behind_another_message_is_replaced(memory: Memory) -> None:
+    """The other message was stored while the first answer was written."""
+    agent = make_agent(ScriptedModel([*cut(), "It is blue."]), [SessionMemory(memory)])
+    reading = tokens(agent, "Which colour?", message_id="m1")
+    await anext(reading)
+    await memory.session(ROOM).append([Message(role="user", content="Wait.", id="m2")])
+    await reading.aclose()
+    await ask(agent, "Which colour?", message_id="m1")
+    assert [words for _, words, _ in await kept_with_status(memory)] == ["Which colour?", "Wait.", "It is blue."]
+
+
+async def test_the_partial_answer_of_the_second_agent_is_replaced(memory: Memory) -> None:
+    """The complete answer of the first agent stays."""
+    graph = StateGraph(MessagesState)
+    for name, reply in (("writer", "A draft."), ("critic", "It is fine.")):
+        graph.add_node(name, make_agent(ScriptedModel([reply]), [SessionMemory(memory)]))
+    graph.add_edge(START, "writer").add_edge("writer", "critic")
+    draft = Message("assistant", "A draft.", answers="m1", author="writer")
+    remarks = Message("assistant", "It is ", answers="m1", author="critic", status="interrupted")
+    await memory.session(ROOM).append([Message(role="user", content="Write.", id="m1"), draft, remarks])
+    await graph.compile().ainvoke({"messages": [HumanMessage("Write.", id="m1")]}, config_of())
+    assert [words for _, words, _ in await kept_with_status(memory)] == ["Write.", "A draft.", "It is fine."]

@@ -234,6 +234,33 @@ async def test_a_run_without_its_workflow_waits_for_a_process_that_has_it(every_
     assert await runs.owners() == set()
 
 
+async def test_runs_without_their_workflow_do_not_hide_later_runs(every_desk: RunDesk) -> None:
+    """A process finds a forgotten run behind more runs of other workflows than it looks at in one round."""
+    order = every_desk.memory.runs.order
+    for number in range(60):
+        await order.add(NewRun(run_id=f"gone {number}", workflow="gone", input={"text": "hi"}, session_id=f"s{number}"))
+        owned = NewRun(run_id=f"begun {number}", workflow="gone", input={"text": "hi"}, session_id=f"b{number}")
+        await order.add(owned, owner="dead")
+    await order.add(NewRun(run_id="later", workflow="desk", input={"text": "hi"}, session_id="room"))
+    async with every_desk.open(AGENT, options=BUSY) as service, asyncio.timeout(20):
+
+        async def is_done() -> bool:
+            return (await service.run("later")).status == "done"
+
+        await eventually(is_done)
+
+
+async def test_a_process_without_the_workflow_notes_nothing_in_a_run_of_another_one(every_desk: RunDesk) -> None:
+    """The other process executes the run, and the run then waits for a person."""
+    order, runs = every_desk.memory.runs.order, every_desk.memory.runs
+    async with living_process() as owner:
+        await order.add(NewRun(run_id="alive", workflow="gone", input={"text": "hi"}), owner=owner)
+        await runs.note_workflow_gone("alive")
+        run = await runs.run("alive")
+        assert run is not None
+        assert run.error is None
+
+
 async def test_a_waiting_run_without_its_workflow_is_cancelled(every_desk: RunDesk) -> None:
     await every_desk.memory.runs.order.add(
         NewRun(run_id="queued", workflow="gone", input={"text": "hi"}, session_id="room")

@@ -45,11 +45,15 @@ _READ_PAUSES: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 _NEAR_ROWS: Final = 50
 """The number of rows before and after a repeated question that are searched for its partial answers."""
+_SHORT_TEXT: Final = 20
+"""A text with fewer characters, such as "please continue", may be sent twice on purpose."""
 
 
-def _belongs_to(text: str, row: Message) -> bool:
-    """Return True if a row is a question with this text, a superseded message, or a partial answer."""
-    return row.superseded_at is not None or (row.content == text if row.role == "user" else row.status == "interrupted")
+def _continues(question: Message, row: Message) -> bool:
+    """Return True if a row is a partial answer, or a copy of a question: the same text of the same person, no file."""
+    is_long = len(question.content) >= _SHORT_TEXT and not question.content.endswith("]")
+    is_copy = is_long and (row.role, row.author, row.content) == (question.role, question.author, question.content)
+    return is_copy or row.id == question.id or row.status == "interrupted"
 
 
 def as_answer(row: Message) -> AIMessage:
@@ -297,20 +301,22 @@ class OpenTurn(TurnContext):
     async def _partial_id(self) -> str | None:
         """If the question is a repeat, return the id of the speaker's partial answer that the new answer replaces.
 
-        Chat clients may repeat a question under another id, so adjacent questions with the same text count too.
+        Chat clients may repeat a question under another id, so an adjacent copy of the question counts too.
         """
         seq, past = self.question_seq, self._recollection.messages
         again = self._repeated or (past and (past[-1].role == "user" or past[-1].status == "interrupted"))
         if seq is None or not again:
             return None
-        rows = await in_time(self.session, self.session.at(range(seq - _NEAR_ROWS, seq + _NEAR_ROWS + 1))) or []
-        index = sum((row.seq or 0) < seq for row in rows)
-        belongs = partial(_belongs_to, "".join(row.content for row in rows[index : index + 1]))
-        near = [*takewhile(belongs, rows[index::-1]), *takewhile(belongs, rows[index + 1 :])]
-        asked = {row.id for row in near if row.role == "user"}
-        for row in sorted(near, key=lambda row: row.seq or 0, reverse=True):
+        found = await in_time(self.session, self.session.at(range(seq - _NEAR_ROWS, seq + _NEAR_ROWS + 1))) or []
+        rows = [row for row in found if row.superseded_at is None]
+        index = next((index for index, row in enumerate(rows) if row.seq == seq), None)
+        if index is None:
+            return None
+        near = partial(takewhile, partial(_continues, rows[index]))
+        asked = {row.id for row in chain(near(rows[index::-1]), near(rows[index + 1 :]))}
+        for row in reversed(rows):
             is_mine = row.answers in asked and (row.author, row.ordinal or 1) == (self.author, self.ordinal)
-            if is_mine and row.superseded_at is None and row.status == "interrupted":
+            if is_mine and row.status == "interrupted":
                 return row.id
         return None
 

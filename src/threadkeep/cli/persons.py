@@ -84,11 +84,7 @@ async def export_person(
     if output.exists():
         raise WrongUse(f"{output} exists already; name another file.")
     partial = output.with_name(output.name + ".partial")
-    with (
-        ended_by_sigterm(),
-        locked_part(partial) as descriptor,
-        os.fdopen(descriptor, "r+b", closefd=False) as file,
-    ):
+    with ended_by_sigterm(), locked_part(partial) as descriptor, os.fdopen(descriptor, "r+b", closefd=False) as file:
         after, count = whole_lines(file)
         try:
             async with opened_memory() as memory:

@@ -260,11 +260,7 @@ class RangeReader:
         content = message.content
         if size > limit * _MOST_PIECES:
             content = keep_ends(content, len(content) * limit * _MOST_PIECES // size)
-        found = pieces(
-            content,
-            limit,
-            lambda text: self._counter(quoted_message(message, text, part="99 of 99")),
-        )
+        found = pieces(content, limit, lambda text: self._counter(quoted_message(message, text, part="99 of 99")))
         return tuple(
             quoted_message(message, piece, part=f"{number} of {len(found)}")
             for number, piece in enumerate(found, start=1)

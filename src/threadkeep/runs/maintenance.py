@@ -33,6 +33,7 @@ class RunMaintenance:
         self._options = options
         self._look = asyncio.Event()
         self._enqueued: dict[str, float] = {}
+        self._left: dict[str, None] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -69,10 +70,14 @@ class RunMaintenance:
     async def recover(self) -> None:
         """Start or enqueue runs that no process executes, and remove checkpoints of finished runs."""
         await self._start_unknown()
-        forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
-        abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
-        for run_id in (*forgotten, *abandoned):
-            if not self._worker.has(run_id):
+        # Runs that were left to other processes must not hide later runs. Look at only some of them again.
+        order, limit = self._runs.order, _AT_ONCE + min(len(self._left), _MOST_REMEMBERED)
+        found = await order.ready(limit=limit, waited_seconds=self._options.forgotten_seconds)
+        found += await order.abandoned(limit=limit)
+        known = set(found)
+        self._left = dict.fromkeys([run_id for run_id in self._left if run_id in known][_AT_ONCE:])
+        for run_id in found:
+            if not self._worker.has(run_id) and run_id not in self._left:
                 await self._enqueue(run_id)
         age = timedelta(seconds=self._options.keep_checkpoints_seconds)
         before, saver = self._memory.clock() - age, self._worker.saver.saver
@@ -125,6 +130,7 @@ class RunMaintenance:
                 await self._worker.start_following(run)
             return
         if not await self._worker.workflows.may_execute(run):
+            self._left[run_id] = None
             return
         now, at_once = time.monotonic(), at_once or run.error == "WorkflowGone"
         before = self._enqueued.get(run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS)

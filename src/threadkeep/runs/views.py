@@ -11,11 +11,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.records.runs import NO_USAGE, Run, RunBudget, RunResult, RunStatus, RunTrigger, TokenUsage
 
-ESTIMATED = Field(
-    False,
-    description="True if a provider did not report all tokens; absent otherwise.",
-    exclude_if=not_,
-)
+ESTIMATED = Field(False, description="True if a provider did not report all tokens; absent otherwise.", exclude_if=not_)
 
 
 class BudgetBody(BaseModel, extra="forbid", from_attributes=True):

@@ -242,8 +242,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return await self._execute("give_back", {"run_id": run_id, "owner": owner}) > 0
 
     async def note_workflow_gone(self, run_id: str) -> None:
-        """Record that a run waits because a worker lacks its workflow."""
-        await self._execute("note_workflow_gone", {"run_id": run_id})
+        """Record that a run waits because a worker lacks its workflow, unless a process executes the run."""
+        await self._execute("note_workflow_gone", {"run_id": run_id, "disowned": DISOWNED})
 
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
         """Queue a waiting run again behind the other runs, with a person's answer; return False if it does not wait.

@@ -310,12 +310,7 @@ class RunTrace:
 
     async def finish_tool(self, run_id: str, call_id: str, result: Json) -> bool:
         """Store a tool call's result, so that the call is not repeated. Return False unless the call is in progress."""
-        parameters = {
-            "run_id": run_id,
-            "call_id": call_id,
-            "result": json_text(result),
-            "now": time_text(self.clock()),
-        }
+        parameters = {"run_id": run_id, "call_id": call_id, "result": json_text(result), "now": time_text(self.clock())}
         [finished] = await self._driver.write([(self._sql["finish_tool"], parameters)])
         return bool(finished)
 

@@ -117,8 +117,10 @@ UPDATE chat_runs SET status = 'queued', owner = NULL, heartbeat_at = NULL, attem
 WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
 
 -- name: note_workflow_gone
--- Tell people why a run waits: a worker has no workflow of its name. `begin` clears the error.
-UPDATE chat_runs SET error = 'WorkflowGone' WHERE run_id = :run_id AND status IN ('queued', 'running')
+-- Tell people why a run waits: a worker has no workflow of its name. `begin` clears the error. Leave a run that another
+-- process executes unchanged.
+UPDATE chat_runs SET error = 'WorkflowGone'
+WHERE run_id = :run_id AND (status = 'queued' OR (status = 'running' AND heartbeat_at = :disowned))
 
 -- name: owe_again
 -- If a channel delivered the question of a run or its failure, it must also deliver the answer, to the newest address.
