@@ -119,7 +119,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Return a call's messages: `head`, the cached ones, `tail`. Later calls repeat those before `tail[stable]`."""
+        """Return a call's messages: `head`, cached messages, `tail`. Later calls repeat all before `tail[stable]`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])

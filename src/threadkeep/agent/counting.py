@@ -225,6 +225,6 @@ def count_message(message: BaseMessage, counter: TokenCounter) -> int:
 
 
 def _calls(message: AIMessage) -> list[str]:
-    """Return the name and arguments of each tool call, also of invalid ones, as models receive them."""
+    """Return the name and arguments of each tool call, even of invalid ones, as models receive them."""
     calls = [call["name"] + as_json(call["args"]) for call in message.tool_calls]
     return calls + [(call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls]

@@ -163,7 +163,7 @@ class TurnHooks:
                 repeated = part.told_again
                 return None if repeated is None else restored(call.messages, repeated, part.earlier_ids)
             limited = answer.id not in part.said_ids and any(notice in text_of(answer) for notice in LIMIT_NOTICES)
-            winner = await part.end(answer, "failed" if part.model_failed or limited else "complete")
+            first_stored = await part.end(answer, "failed" if part.model_failed or limited else "complete")
             if (run := root_callbacks.call) is not None:
                 # Forget the question: if the run fails after this, its retry must not get this stored answer.
                 run.asked.pop(part.root.session_id, None)
@@ -171,9 +171,9 @@ class TurnHooks:
             # A nested agent frees the session here, other agents at the run's end: middleware may still call the model.
             if part.key[1] or root_callbacks.call is None:
                 part.root.release_session()
-        if winner is None or winner.id == answer.id:
+        if first_stored is None or first_stored.id == answer.id:
             return None
-        return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
+        return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(first_stored, call.config)]}
 
     def _run_ended(self, part: Participation, state: object, error: BaseException | None) -> Awaitable[None] | None:
         """Let the session's next turn begin. After an error, return a coroutine that first stores the call's texts.

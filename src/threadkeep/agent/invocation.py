@@ -269,9 +269,9 @@ class RunHold:
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None
-        winner = await answer.store()
+        first_stored = await answer.store()
         await answer.settle()
-        return winner
+        return first_stored
 
 
 run_hold: ContextVar[RunHold | None] = ContextVar("threadkeep_run_hold", default=None)

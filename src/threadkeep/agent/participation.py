@@ -442,11 +442,11 @@ class Participation:
         if self.turn is None or (self._has_text_stored and status != "complete"):
             return None
         self._has_text_stored = self._has_text_stored or bool(answer)
-        winner = await self.turn.close(answer, status)
-        final = answer if winner is None else winner
+        first_stored = await self.turn.close(answer, status)
+        final = answer if first_stored is None else first_stored
         if status == "complete" and isinstance(final, BaseMessage):
             self.root.add_answer(final, self.author, self.key)
-        return winner
+        return first_stored
 
     async def interrupt(self, answer: BaseMessage | str) -> None:
         """Store the text of a cancelled call, then let the session's next turn begin."""

@@ -259,12 +259,12 @@ class OpenTurn(TurnContext):
     async def _close(self, message: BaseMessage, status: Status) -> AIMessage | None:
         # Drop the answer if its question was deleted. Drop a partial answer if another process owns the run.
         given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
-        winner = None
+        first_stored = None
         if self._options.answers and transcript_text(message).strip() and not given_up:
-            winner = await self._answer(message, status)
+            first_stored = await self._answer(message, status)
         if self._hold is None or self._hold.answer is None:
             await self.settle()
-        return winner
+        return first_stored
 
     async def _answer(self, message: BaseMessage, status: Status) -> AIMessage | None:
         if status != "complete":

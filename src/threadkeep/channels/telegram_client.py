@@ -216,7 +216,7 @@ def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
         return Later("TooManyRequests", answer.retry_after or 1.0)
     if answer.status in (400, 403):
         return Refused(answer.problem)
-    # Retry also after 401 and 404 (a wrong token), because an operator can correct the token.
+    # Retry even after 401 and 404 (a wrong token), because an operator can correct the token.
     return Later(answer.problem, answer.retry_after, uncertain=answer.uncertain)
 
 

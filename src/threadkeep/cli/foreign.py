@@ -96,7 +96,7 @@ class Unreadable:
 
 
 type Conversations = AsyncGenerator[Conversation | Unreadable | None]
-"""None when the source is open, then its conversations in a stable order, even those without messages to import."""
+"""First None, when the source is open; then its conversations in a stable order, even without messages to import."""
 
 
 @dataclass

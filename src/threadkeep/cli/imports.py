@@ -139,7 +139,7 @@ async def _import_source(read: Callable[[Reading], Conversations]) -> Reading:
     errors: list[dict[str, Position]] = []
     reading, empty = Reading(), 0
     async with aclosing(read(reading)) as conversations:
-        # Open the source before the memory, which may create a file: the source may be wrong.
+        # Open the source before the memory, so that a wrong source creates no database file.
         await anext(conversations)
         async with opened_memory(creates=True) as memory:
             importer = Importer(memory, partial(_refuse, errors, "conversation", "{}"))

@@ -174,7 +174,7 @@ class ChatTurn:
                 yield ChatToken(piece.text, piece.message_id, piece.last)
             if is_over:
                 answer = await self.answer()
-                # The tokens belong to another attempt if the answer is not at their end.
+                # If the sent tokens do not end with the answer, they belong to another attempt.
                 yield replace(answer, replaced=answer.replaced or bool(sent and not sent.endswith(answer.response)))
                 return
             await change.wait()

@@ -365,14 +365,14 @@ class RunEndings:
         self._memory.observers.notify(RunTrouble(error=error, work="keeping_progress"))
 
 
-def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
-    """Return `outcome`, with the text of `winner` if this message was stored instead of the run's own answer."""
-    if winner is None or outcome.result is None:
+def _instead(outcome: Outcome, first_stored: AIMessage | None) -> Outcome:
+    """Return `outcome`, with the text of `first_stored` if this message was stored instead of the run's own answer."""
+    if first_stored is None or outcome.result is None:
         return outcome
-    text = text_of(winner)
+    text = text_of(first_stored)
     if text == outcome.result.get("text"):
-        return replace(outcome, result={**outcome.result, "message_id": winner.id})
+        return replace(outcome, result={**outcome.result, "message_id": first_stored.id})
     result = {name: value for name, value in outcome.result.items() if name != "confidence"}
     if result.get("output") == {"text": result.get("text")}:
         result["output"] = {"text": text}
-    return replace(outcome, result={**result, "text": text, "message_id": winner.id, "escalated": False})
+    return replace(outcome, result={**result, "text": text, "message_id": first_stored.id, "escalated": False})

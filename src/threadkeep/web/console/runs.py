@@ -64,7 +64,7 @@ async def show_run(
     after: Annotated[int, Query(ge=0, lt=2**53)] = 0,
 ) -> Response:
     """Show a run with its tree, its questions, its usage and its trace."""
-    # Read the run first: the page of an ended run is not refreshed, so it must have all events.
+    # Read the run before its trace: the page of an ended run is not refreshed, so it must have all events.
     run = await get_run(run_id, app, user)
     trace = await get_trace(run_id, app, user, after, _EVENTS)
     return page(

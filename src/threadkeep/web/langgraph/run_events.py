@@ -200,7 +200,7 @@ class RunEvents:
     async def _add_end(self, run: Run) -> None:
         for message_id in list(self._open):
             self._finish_message(message_id)
-        # A waiting run that is cancelled has last events twice, so those of its end have higher numbers.
+        # A run that waits and is then cancelled has last events for both. The events of its end have higher numbers.
         self.run, self._seq = run, max(self._seq, seq_base(run) + (_END_SEQ * 3 // 2 if run.over else _END_SEQ))
         asked = questions(run) if run.status == "waiting" else []
         for one in asked:
