@@ -44,7 +44,7 @@ def test_a_pending_turn_is_read_back_unchanged(
     message = Message(
         role="user", content=content, id="m", sent_at=_NOW, tokens=3, metadata={metadata: [metadata]}, original=content
     )
-    given_turn = Turn("room", (message,), "u1")
+    given_turn = Turn("room", (message,), "u1", "question", completes="partial")
     file.keep(PendingTurn("first", given_turn, _NOW))
     file.keep(entry("second"))
     assert [(kept.entry_id, kept.kept_at) for kept in read_entries(file.path)] == [("first", _NOW), ("second", _NOW)]

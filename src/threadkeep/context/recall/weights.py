@@ -56,8 +56,4 @@ MATCH: Final[dict[str, float]] = {
 }
 
 # Embedding similarity, in standard deviations; fitted separately with word vectors.
-LIKENESS: Final[dict[str, float]] = {
-    "alike": 0.390,
-    "alike_beside": 0.160,
-    "alike_episode": 0.300,
-}
+LIKENESS: Final[dict[str, float]] = {"alike": 0.390, "alike_beside": 0.160, "alike_episode": 0.300}
