@@ -70,10 +70,8 @@ class SessionEvents:
         self.written(started, "ok")
 
     def read_failed(self, error: Exception, outcome: Outcome) -> None:
-        """Report that a read failed. An error that passes through several callers is reported once."""
-        if not vars(error).get("reported"):
-            error.__dict__["reported"] = True
-            self._observer.notify(ReadFailed(**self._labels, outcome=outcome, error=type(error).__name__))
+        """Report that a read failed."""
+        self._observer.notify(ReadFailed(**self._labels, outcome=outcome, error=type(error).__name__))
 
     def write_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that an attempt to write a turn failed."""
