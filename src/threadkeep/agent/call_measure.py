@@ -100,7 +100,7 @@ class CallMeasure:
 
 
 class Measuring:
-    """A factory of the `CallMeasure` of each model call in a turn. Learned corrections apply from the next turn on."""
+    """A factory of the `CallMeasure` of each model call in a turn. What it learns applies from the next turn on."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory

@@ -204,7 +204,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False, others: Mapping[
 def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping[str, Json] | None) -> Message:
     """Return a row without text for a question that other middleware rejected.
 
-    The id of the row is derived from the id of the question, which is in the row's metadata.
+    The id of the row is derived from the id of the question. The metadata of the row contains the question's id.
     """
     question_id = id_of(question) or ""
     digest = sha256(question_id.encode("utf-8", "surrogatepass")).hexdigest()

@@ -65,7 +65,7 @@ class Texts:
         """Return a copy in which the given texts replace the texts of the same names.
 
         Raises:
-            InvalidInput: a text has an unknown name.
+            InvalidInput: a text has a name that bots do not use.
         """
         names = [field.name for field in fields(self)]
         if unknown := sorted(set(texts) - set(names)):

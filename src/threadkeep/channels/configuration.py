@@ -50,7 +50,7 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
         """Return the default texts in the bot's language, replaced by the bot's own `texts` where it has any.
 
         Raises:
-            InvalidInput: a text has an unknown name.
+            InvalidInput: a text has a name that bots do not use.
         """
         return TEXTS[self.language].changed(self.texts)
 

@@ -141,7 +141,7 @@ def bot_of(settings: AnyBot, channel: Channel, client: ChannelClient) -> Bot:
     """Create a bot from its settings, with its channel and its client.
 
     Raises:
-        InvalidInput: a text has an unknown name.
+        InvalidInput: the settings have a text with a name that bots do not use.
     """
     return Bot(
         channel=channel,

@@ -101,7 +101,7 @@ class Terminal:
     def result(self, value: object, text: str | Callable[[], object], *, style: str = "", failed: bool = False) -> None:
         """Print the value with `--json`, otherwise the text. If `text` is a function, call it to print the text.
 
-        If `failed` is true, print a sentence as an error, and exit with 1.
+        If `failed` is true, print a string as an error, and exit with 1.
         """
         if self.as_json:
             self.json(value)

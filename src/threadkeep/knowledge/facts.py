@@ -98,7 +98,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             user_id: the user on whose behalf the call is made, who must have access to the scope.
 
         Raises:
-            InvalidInput: a field cannot be stored; the text names it.
+            InvalidInput: a field cannot be stored; the error names it.
             SessionNotFound: the scope is a session that does not exist.
             KnowledgeNotFound: the user may not see the scope.
             StoreUnavailable: the database does not answer.

@@ -110,7 +110,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._closed = False
 
     def enqueue(self, request: LearningRequest) -> None:
-        """Queue a session, whose newest turn must be stored, to learn facts from it; return at once."""
+        """Queue a session to learn facts from it, and return at once. Its newest turn must already be stored."""
         if self._closed:
             return
         key, kind = (request.session_id, request.learner.kind), request.learner.kind

@@ -186,7 +186,7 @@ class ProcedureInput(
         """Convert the input to a procedure.
 
         Raises:
-            InvalidInput: a field cannot be stored; the text names it.
+            InvalidInput: a field cannot be stored; the error names it.
         """
         return Procedure(scope=Scope(self.scope, self.owner), **self.model_dump(exclude={"scope", "owner"}))
 

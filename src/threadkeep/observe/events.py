@@ -176,7 +176,7 @@ class MemoryUpdated(Event):
 
 
 class PromptSent(Event):
-    """A graph that `candidate_graph` built called its model (`flat`: with one text). `tokens` is an estimate."""
+    """`candidate_graph` called its model. `flat` is true if it sent one text, not messages. `tokens` is an estimate."""
 
     messages: int
     characters: int

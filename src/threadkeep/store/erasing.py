@@ -84,7 +84,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
-        """Store the list of sessions to erase: when the erasure is repeated, their rows may be deleted already."""
+        """Store the list of sessions to erase. A repeated erasure needs it, as their rows may be deleted already."""
         async with self._driver.writing() as connection:
             rows = [{"noted": wanted.noted, "session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["note_session"], rows)

@@ -143,7 +143,7 @@ async def find_thread(
     """Return a thread. While the application is closing, pass `runs`, because `app.runs` then raises `StoreClosed`.
 
     Raises:
-        SessionNotFound: this user has neither such a session nor a run in it.
+        SessionNotFound: the user has no session with this id, and no run was started for it.
         InvalidKey: the id is not valid for a session.
     """
     newest = await runs_of(runs or await app.runs.service(), thread_id, user_id=user_id)

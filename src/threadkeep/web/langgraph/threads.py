@@ -78,7 +78,7 @@ class CreatedThread:
         self._session = memory.session(thread_id, user_id=user_id)  # validates the id
 
     async def thread(self) -> ThreadBody | None:
-        """Return the created thread, or None if it does not exist. A request that names a user does not find it."""
+        """Return the thread, or None if it has expired, or if the request names a user."""
         kept = await self._kept()
         return None if kept is None else ThreadBody.model_validate_json(kept)
 

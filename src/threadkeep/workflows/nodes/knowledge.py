@@ -95,7 +95,7 @@ class RememberNode(KnowledgeNode):
     confidence: float = Field(1.0, ge=0, le=1, description="The confidence, from 0 to 1.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the key and the value, which are templates."""
+        """Yield the options `key` and `value` with their texts, which are templates."""
         yield "key", self.key
         yield "value", self.value
 
@@ -159,7 +159,7 @@ class RecallNode(KnowledgeNode):
     limit: int = Field(10, ge=1, le=100, description="The maximum number of results of each kind.")
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the query, which is a template, if it is set."""
+        """Yield the option `query` and its text, which is a template, if it is set."""
         if self.query is not None:
             yield "query", self.query
 
