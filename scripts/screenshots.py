@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 from contextlib import nullcontext
@@ -63,7 +64,9 @@ async def _main() -> None:
             if "--serve" not in sys.argv:
                 return await _take(client, origin)
             print(client.base_url, flush=True)
-            await asyncio.Event().wait()
+            stopped = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+            await stopped.wait()
 
 
 if __name__ == "__main__":
