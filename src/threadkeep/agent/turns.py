@@ -273,7 +273,7 @@ class OpenTurn(TurnContext):
                 self._adopted = True
                 return self.answered
         partial_id = await self._partial_id()
-        self._repeated = self._repeated or status != "complete"
+        self._repeated = self._repeated or status != "complete"  # a later answer of this turn replaces a partial one
         if self.steps.waiting:
             self.steps.answered_by(message.id)
         answer = self._stored(
