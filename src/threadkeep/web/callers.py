@@ -81,7 +81,7 @@ class RateLimits:
 
     @contextlib.contextmanager
     def opened(self, user_id: str) -> Iterator[None]:
-        """Count a request of a user as open, so that no user can occupy all connections.
+        """Count a user's request as open while the block runs. The limit keeps one user from occupying all connections.
 
         Raises:
             ProblemRaised: the user already has 100 open requests (429).
@@ -224,7 +224,7 @@ class KeyRing:
     def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
         self._keys = keys
         self._clock = clock
-        # Look keys up by their digests, because the time that a comparison of keys takes would reveal a part of them.
+        # Look keys up by digest. The duration of a comparison with the keys themselves would reveal a part of them.
         self._configured = {digest_of(key.encode()): name for name, key in configured.items()}
         self._known: dict[str, ApiKey] = {}
         self._was_read = False

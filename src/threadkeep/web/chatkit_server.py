@@ -54,7 +54,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 
 def _log_shortly(record: logging.LogRecord) -> bool:
-    """Log only the class and location of an error: its traceback may quote texts. Skip unknown threads and items."""
+    """Log an error without its traceback, which may quote texts. Do not log errors about unknown threads and items."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, Exception) and not isinstance(error, NotFoundError):
         log_failure("a request of ChatKit failed", error)

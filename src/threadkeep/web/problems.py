@@ -65,7 +65,7 @@ _NOT_AS_IT_IS = "The request is not valid; `errors` lists the faults."
 _LISTED = "/docs lists the known ones"
 _FLAT = "a JSON object whose lists and objects are at most 100 levels deep"
 _WANTED = "a JSON object with Content-Type: application/json"
-# Maps the paths of calls to LangGraph's or OpenAI's servers that are not offered to the sentence with the alternative.
+# Maps paths of LangGraph's or OpenAI's API that this service does not offer to a sentence that names the alternative.
 _NOT_OFFERED: Mapping[str, str] = {
     r"/(threads/.+/)?runs/crons(/.+)?": "Crons are not offered; start runs from a scheduler of your own.",
     r"/runs/(batch|cancel)": "Start or cancel each run by itself; calls for several runs are not offered.",
@@ -203,8 +203,8 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
 def problem_of(error: Exception, request: Request | None = None) -> Problem:
     """Return the problem document of any error; an unexpected error reveals no details.
 
-    If `request` is given, the problem for an unknown field names the known fields, and the problem for a call to
-    LangGraph's or OpenAI's servers that is not offered names the alternative.
+    If `request` is given, the problem for an unknown field names the known fields. If its path belongs to LangGraph's
+    or OpenAI's API but is not offered here, the problem names the alternative.
     """
     if isinstance(error, ProblemRaised):
         return error.problem
@@ -228,8 +228,8 @@ def problem_of(error: Exception, request: Request | None = None) -> Problem:
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None, *, path: str = "") -> JSONResponse:
     """Return the response for a problem.
 
-    Under `/v1/`, it also has the `error` object that OpenAI's clients expect. These clients repeat failed requests
-    without message ids. A header tells them not to, if the message is already stored and would be stored twice.
+    Under `/v1/`, it also has the `error` object that OpenAI's clients expect. These clients repeat a failed request
+    without a message id. If the message is already stored, a header forbids this: it would be stored twice.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:
@@ -293,7 +293,7 @@ def _threadkeep_problem(error: ThreadkeepError) -> Problem:
 
 
 def _members(error: ThreadkeepError) -> dict[str, object]:
-    """Return the members that the problem document of an error has in addition, such as the `session_id`."""
+    """Return the extra members of an error's problem document, such as `session_id`."""
     if isinstance(error, InvalidKey):
         return {"reason": error.reason}
     if isinstance(error, SessionBusy):

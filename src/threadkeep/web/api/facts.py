@@ -110,7 +110,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) 
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: UserId = None) -> Forgotten:
-    """Permanently delete facts with all their values: by their ids, by an owner and keys, or all facts of an owner."""
+    """Permanently delete facts with all their values: facts by id, or an owner's facts by key, or all of them."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         deleted, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)
@@ -250,7 +250,7 @@ async def list_consents(app: AppInUse) -> ConsentList:
     "/consent", summary="Grant or decline consent", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
-    """Grant or decline sending data to the configured endpoint. If it is declined, waiting messages become `dead`."""
+    """Grant or decline sending data to the configured endpoint. Declining makes waiting messages `dead` (not sent)."""
     graphiti = app.memory.graphiti
     if decision.decision == "grant":
         return await graphiti.grant(decision.data_classes, by=decision.by)
@@ -286,7 +286,7 @@ async def undo_promotion(what: UndoInput, app: AppInUse) -> Retracted:
 
 @graphiti_router.post("/backfill", summary="Send earlier turns", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
 async def backfill_turns(what: BackfillInput, app: AppInUse) -> Backfilled:
-    """Queue earlier, stored turns to be sent to Graphiti after new turns. Repeat the request until no turns remain."""
+    """Queue older, stored turns for Graphiti; new turns are sent first. Repeat the request until no turns remain."""
     graphiti = app.memory.graphiti
     return await graphiti.backfill(what.session_ids, user_id=what.user_id, limit=what.limit)
 
@@ -309,7 +309,7 @@ async def list_deliveries(
     "/deliveries/retry", summary="Send dead messages again", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Send a dead message again; without a `number`, send all dead messages except dropped, purged and undone ones."""
+    """Queue a dead message again; without a `number`, all dead messages except dropped, purged and undone ones."""
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 

@@ -155,7 +155,7 @@ def read_call_cursor(cursor: str | None) -> tuple[datetime, str, int] | None:
 
 
 def _parts(of: ListName, cursor: str, count: int) -> list[Any]:
-    """Return the `count` values of a cursor. Reject a cursor of another list, or with an id that databases refuse."""
+    """Return the `count` values of a cursor. Reject a cursor of another list, or with invalid characters in an id."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         listed, moment, name, *rest = json.loads(text)

@@ -160,7 +160,7 @@ async def export_user(
         str | None, Query(max_length=2000, description="For `jsonl`: the `after` of the last position line.")
     ] = None,
 ) -> StreamingResponse:
-    """Stream all data stored under any id of a person, which erasing the person would delete.
+    """Stream all data that is stored under any id of a person. Erasing the person would delete the same data.
 
     Each line is a JSON object with a `type`. The last line has the type `end`; after a broken connection, resume from
     the last line of type `position`. An archive (`zip`) has these lines in `person.jsonl`, and a page, `person.html`.
@@ -185,7 +185,7 @@ async def erase_user(
 ) -> EraseView:
     """Erase a person with all ids from every store, and return the signed receipt.
 
-    Sessions of the person are deleted; the person's messages in sessions of others become empty rows. Repeat the
-    request after an interruption, or if `complete` is false because the person wrote meanwhile.
+    The person's own sessions are deleted. In other sessions, the person's messages become empty rows. Repeat the
+    request if it was interrupted, or if `complete` is false because the person wrote in the meantime.
     """
     return EraseView.model_validate(await app.memory.erase(user_id=user_id, dry_run=dry_run))

@@ -80,8 +80,8 @@ class RunRequestBody(
         return RunRequest(
             workflow=workflow,
             text=self.message,
-            # A channel sends `results` and does not know the id of the new session, so agents must not use this id as
-            # the key of their conversation. The trigger `webhook` ensures that.
+            # A channel that sends `results` does not know the id of the new session. With the trigger `webhook`, agents
+            # do not use this id as the key of their conversation.
             trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             stream=self.mode == "stream",
@@ -280,7 +280,7 @@ async def get_trace(
 async def get_events(
     run_id: RunId, app: AppInUse, request: Request, user_id: UserId = None, last_event_id: LastEventId = None
 ) -> EventStream:
-    """Stream the events of a run as server-sent events, and pieces of its answer (`token`). `end` or `error` is last.
+    """Stream a run's events and the pieces of its answer (`token`) as server-sent events. The last is `end` or `error`.
 
     The id of each event of the run is its number; with `Last-Event-ID` a client resumes after that event.
     """
@@ -329,7 +329,7 @@ async def retry_run(
 
 async def _result(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
     if mode == "wait":
-        # Wait for the root run. Until it has passed a person's answer to a child run, the child shows its old question.
+        # Wait for the root run, not the child: the child shows its old question until the root passes the answer on.
         await runs.result((await runs.run(run_id, user_id=user_id)).root_run_id)
     else:
         response.status_code = 202

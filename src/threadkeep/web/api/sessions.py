@@ -208,7 +208,7 @@ async def _begin_again(
     """Start the turn that answers a question again.
 
     Raises:
-        InvalidInput: an agent stores the conversation in a graph store, or the body names both a run and a message.
+        InvalidInput: an agent stores the conversation in a LangGraph store, or the body names both a run and a message.
     """
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     if found.namespace:

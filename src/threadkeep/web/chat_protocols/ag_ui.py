@@ -64,7 +64,7 @@ class RunAgentBody(
 class _Events(StreamParts):
     """An encoder of the events of a turn for AG-UI.
 
-    Snapshots of the newest 200 messages follow the first event and, if the turn succeeds, precede the last event.
+    It sends a snapshot of the newest 200 messages after the first event and, if the turn succeeds, before the last one.
     """
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:

@@ -228,7 +228,7 @@ def _from_header(value: str) -> str:
 
 
 def _as_header(session_id: str) -> str:
-    """Return a session id as a header value. Servers encode it as Latin-1, which results in the bytes of UTF-8."""
+    """Return a session id as a header value. Servers encode headers as Latin-1, so the client receives UTF-8."""
     return session_id.encode().decode("latin-1")
 
 

@@ -249,7 +249,7 @@ async def should_it_have_known(
 ) -> Response:
     """Search messages, and show for each message whether a model call received it.
 
-    Without a `run`, the model call is the newest one of the requested session, or else of the message's own session.
+    Without a `run`, this is the newest call of the requested session or, if there is none, of the message's session.
     """
     words = clean_text(q.strip()) if q else ""
     search = _Search(app.memory, user, run=run or None, number=call)
@@ -285,7 +285,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield messages with all words, best first, then superseded and archived messages of the session `chosen`."""
+        """Yield messages with all words, best first; then superseded and archived messages of `chosen`, if given."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._session_or_none(hit.session_id)
@@ -329,7 +329,7 @@ class _Search:
 
 
 async def _hidden(session: Session, words: str) -> AsyncIterator[Message]:
-    """Yield superseded and archived messages with all words, which the search omits.
+    """Yield a session's superseded and archived messages that contain all words. The normal search omits them.
 
     Only the newest 2,000 messages of the session are read.
     """

@@ -275,7 +275,7 @@ def error_page(request: Request, error: Exception) -> Response:
 
 
 def _ago(value: datetime) -> str:
-    """Return the age of a moment in words or, after a day, its date and time."""
+    """Return a time in words, such as "2 hours ago". If it is more than a day ago, return its date and time."""
     seconds = max((datetime.now(UTC) - value).total_seconds(), 0.0)
     if seconds >= 86_400:
         return f"{value.astimezone(UTC):%d %b %Y, %H:%M} UTC"

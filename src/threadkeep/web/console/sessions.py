@@ -80,7 +80,7 @@ async def show_session(
 ) -> Response:
     """Show a page of 100 messages of a session as a chat."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
-    # Read the runs before the messages, so that the page has the answer of a run that it no longer shows.
+    # Read the runs before the messages. If a run ends in between, its answer is then among the messages.
     runs = [] if info.namespace else await _runs_to_show(app, session_id)
     shown = await session.page(before, _MESSAGES, view="history")
     waiting = [message for message in session.waiting() if message.id not in {one.id for one in shown.messages}]
@@ -103,7 +103,7 @@ async def show_session(
 
 
 async def _runs_to_show(app: App, session_id: str) -> list[Run]:
-    """Return a session's unfinished runs, oldest first; if there are none, its newest run or reset, if that failed."""
+    """Return a session's unfinished runs, oldest first; without any, its newest run or reset, but only if it failed."""
     service = await app.runs.service()
     runs = await runs_of(service, session_id)
     resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))
@@ -145,7 +145,7 @@ async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = N
 
 @router.post("/console/sessions/{session_id}/edit")
 async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
-    """Replace a message. Answer a user message again, unless an agent stores the conversation in a graph store."""
+    """Replace a message. Answer a user message again, unless an agent stores the conversation in a LangGraph store."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
@@ -200,7 +200,7 @@ async def _writable_session(app: App, session_id: str, user: str | None) -> tupl
     """Return a session after checking that the console may send messages to it.
 
     Raises:
-        InvalidInput: an agent stores the conversation in a graph store, where the chat cannot answer.
+        InvalidInput: an agent stores the conversation in a LangGraph store, so the chat cannot answer in it.
     """
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     if info.namespace:

@@ -109,9 +109,9 @@ async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode
 
 
 async def _forked(app: App, session: Session, start: Start, fork: int) -> RunRequest | None:
-    """Return a request that answers again the first question after the checkpoint `fork`, or None without a question.
+    """Return a request to answer the first question after the checkpoint `fork` again, or None if there is no question.
 
-    Later messages are superseded. A new message in `start` replaces the question.
+    Messages after the question are superseded. A new message in `start` replaces the question.
     """
     page = await session.page(fork + 1 + _MOST, _MOST)
     later = [one for one in page.messages if (one.seq or 0) > fork]

@@ -57,8 +57,8 @@ class RunEvents:
 
     `paused` is true while the run waits for a person, until `go_on` is called. `paused_at` is the number of events up
     to the last pause. `failed` is true if events could not be read. `commanded` is true if a command of this protocol
-    started or resumed the run in this process. A reader receives the events of some channels; `readers` contains these
-    channels for each reader that is reading the events or has read all of them.
+    started or resumed the run in this process. `readers` contains, for each reader that is reading the events or has
+    read all of them, the channels that it chose.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -104,7 +104,7 @@ class RunEvents:
     def number_after(self, seq: int) -> None:
         """Give later events numbers above `seq`, because the numbers up to `seq` are already in use.
 
-        The run's last events keep their numbers: a reader that got one of them from another process has all others too.
+        If `seq` belongs to one of the run's last events, the numbers stay: a reader with this event has all others.
         """
         if seq < seq_base(self.run) + _END_SEQ:
             self._seq = max(self._seq, seq)
@@ -200,7 +200,7 @@ class RunEvents:
     async def _add_end(self, run: Run) -> None:
         for message_id in list(self._open):
             self._finish_message(message_id)
-        # A run that waits and is then cancelled has last events for both. The events of its end have higher numbers.
+        # A run can wait and then be cancelled. It has last events for both; the events of its end have higher numbers.
         self.run, self._seq = run, max(self._seq, seq_base(run) + (_END_SEQ * 3 // 2 if run.over else _END_SEQ))
         asked = questions(run) if run.status == "waiting" else []
         for one in asked:
@@ -215,7 +215,7 @@ class RunEvents:
         if run.status == "done":
             self._add("lifecycle", {"event": "completed", **name})
         elif run.cancel_reason in (None, "requested"):
-            # A run that a newer message cancelled reports no end; the run of the newer message reports it.
+            # If a newer message cancelled this run, do not report its end: the newer message's run reports its own.
             self._add("lifecycle", {"event": "failed", "error": run.error or run.status, **name})
         self.ended, self.ended_at = True, time.monotonic()
 

@@ -70,7 +70,7 @@ class ThreadRuns:
     thread_id: str | None
 
     async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
-        """Start a run or, with a command, answer or end the waiting run. Return it and the number of its past events.
+        """Start a run or, with a command, answer or end the waiting run. Return the run and how many events it has.
 
         Raises:
             InvalidInput: the body has an unsupported option, or a command although no run of its assistant waits.
@@ -186,7 +186,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run. If it maps ids of questions to answers, also return the ids, else none."""
+    """Return the answer to a waiting run. Also return the ids of questions if it maps them to answers, else no ids."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()

@@ -275,7 +275,7 @@ class RunCreateBody(
 
     @property
     def ends_waiting(self) -> bool:
-        """True if the command (`goto` `__end__`) ends the waiting run without an answer, as users of chat pages can."""
+        """True if the command (`goto` `__end__`) ends the waiting run without an answer. Chat pages offer this."""
         given = {name: value for name, value in (self.command or {}).items() if value is not None}
         return given == {"goto": END}
 

@@ -178,13 +178,13 @@ async def values_of(session: Session) -> dict[str, Json]:
 
 
 async def messages_in(session: Session, upto: int | None = None) -> list[Message]:
-    """Return the newest 1,000 messages of a thread up to a `seq`, without the note that created the thread."""
+    """Return the newest 1,000 messages of a thread up to a `seq`, without the marker that `CreatedThread` stores."""
     page = await session.page(None if upto is None else upto + 1, MOST_MESSAGES)
     return [one for one in page.messages if not is_creation(one)]
 
 
 def is_creation(message: Message) -> bool:
-    """Return whether a message is the note with which `CreatedThread` stores a thread that has no run yet."""
+    """Return whether a message is the marker that `CreatedThread` stores for a thread that has no run yet."""
     return stored_item(CREATION, message) is not None
 
 

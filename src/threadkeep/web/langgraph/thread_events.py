@@ -40,7 +40,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A client's choice: events of `channels` with a `seq` above `since`; none if not `at_root` (only subgraphs)."""
+    """A client's choice of events: in `channels`, with a `seq` above `since`. Without `at_root`, it chose none."""
 
     channels: frozenset[str]
     since: int | None
@@ -95,7 +95,7 @@ class ThreadEvents:
             if last < 0:
                 if not choice.since and idle < 0 and run.status not in _ACTIVE:
                     last = seq_base(next((one for one in found if one.over), run))  # runs up to it are over
-                # If later runs exist, skip `values` from before this run's pause: they lack the later runs' messages.
+                # If later runs exist, skip the `values` events before this run's pause: they lack later messages.
                 has_later = any(one.created_at > run.created_at for one in found)
                 old = read.paused_at if has_later and not choice.since else 0
                 left = [one for one in found if one.status == "waiting" and seq_base(one) < seq_base(run)]
@@ -121,7 +121,7 @@ class ThreadEvents:
     async def _listed(
         self, service: RunService, thread_id: str, user_id: str | None, seen: list[object], found: list[Run]
     ) -> tuple[list[object], list[Run]]:
-        """Return the states of a thread's runs, and its newest runs: again `found` if the states equal `seen`."""
+        """Return the states of a thread's runs, and the runs. If the states equal `seen`, the runs are `found`."""
         turns = await self._app.memory.runs.records.of_sessions([thread_id], user_id=user_id)
         states: list[object] = [(run.run_id, run.status, run.interrupt) for run in turns]
         if states != seen:
@@ -152,7 +152,7 @@ class ThreadEvents:
         return not known.ended or time.monotonic() - known.ended_at < _REPLAY_SECONDS
 
     def _following(self, newest_first: list[Run], last: int, paused: Mapping[str, int]) -> Run | None:
-        """Return the oldest run with a `seq` after `last` or with more events than `paused` counts for it, or None."""
+        """Return the oldest run that is newer than `last`, or that has more events than `paused` says, or None."""
         for run in reversed(newest_first):
             known, sent = self._runs.get(run.run_id), paused.get(run.run_id)
             if known is None or sent is None:

@@ -355,7 +355,7 @@ def _transcript_message(message: BaseMessage) -> Message:
 
 
 async def _newest(app: App, user_id: str | None, body: ThreadSearchBody, count: int) -> AsyncGenerator[Thread]:
-    """Search pages of threads, newest activity first, until `count` were searched.
+    """Search pages of threads, newest activity first, until `count` threads were searched.
 
     Yield each thread that matches, with its runs. The caller must compare the status and the workflow.
     """
