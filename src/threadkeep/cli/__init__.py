@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         _drop_unwritten()
-        # Skip the garbage collection at exit to save time. After a drawing, mermaidx would report uncollected objects.
+        # To save time, skip the garbage collection at exit, unless mermaidx was used: it reports uncollected objects.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 

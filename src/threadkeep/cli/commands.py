@@ -297,7 +297,7 @@ def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: Typ
 
 
 def _common() -> typer.Typer:
-    """Return an application with one empty command: all others get copies of its options `--database` and `--json`."""
+    """Return an application with one empty command. Its options (`--database`, `--json`) are copied to all commands."""
     application = typer.Typer()
 
     @application.command()

@@ -105,7 +105,7 @@ def model_of(settings: Settings) -> BaseChatModel | None:
 async def show_now(memory: Memory, choice: CallChoice, parameters: PreviewOptions, *, only_next: bool = False) -> None:
     """Show the session's last model call, and a preview of the built-in chat's next call.
 
-    If a workflow's agent stores the conversation in a graph store, show no preview: the chat makes no calls there.
+    If an agent stores the conversation in a LangGraph store, show no preview, because the chat makes no calls there.
     """
     from threadkeep.agent.context_view import preview, recorded_view
     from threadkeep.history.all_sessions import AllSessions
@@ -231,7 +231,7 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key of the graph store conversation that a call belongs to, or None if it belongs to a session."""
+    """Return the key under which a LangGraph store has a call's conversation, or None if the call is of a session."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None
 

@@ -265,7 +265,7 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
 
 
 def _not_copied(settings: Settings) -> list[str]:
-    """Describe the data that a backup lacks: turns that wait on disk to be written, and a graph store elsewhere."""
+    """Describe the data that a backup lacks: turns that wait on disk, and a graph store in another database."""
     from threadkeep.history.pending_files import waiting_files
 
     folder = _pending_folder(settings)

@@ -152,7 +152,7 @@ def _schema(backend: Backend, condition: Condition) -> Finding:
 
 
 async def _location(driver: Driver, settings: Settings, condition: Condition) -> list[Finding]:
-    """Return a finding if the setting for messages (tables or graph store) contradicts the sessions in the database."""
+    """Return a finding if sessions store messages elsewhere (tables or graph store) than the settings say."""
     try:
         if condition.schema == condition.newest and condition.sessions is not None:
             await check_location(driver, settings.transcripts)
@@ -217,7 +217,7 @@ def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Find
 def _holding(
     address: DatabaseAddress, holders: Sequence[LockHolder], *, hidden: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Return a finding about locks that may block others. `hidden` has the number of connections of other roles."""
+    """Return a finding about locks that may block others. `hidden` counts connections whose locks cannot be seen."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]

@@ -281,7 +281,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value of the facts once, in pages. A changed value moves to page 1: read again until none is new."""
+    """Yield each value of the facts once, in pages. Read the pages again until no value is new: changed ones move."""
     seen: set[str] = set()
     since = None
     while True:

@@ -278,7 +278,7 @@ def _conversation(item: object, name: str, reading: Reading, user_id: str | None
 
 
 def _messages(nodes: Iterable[Mapping[str, Any]], moment: datetime | None, reading: Reading) -> Iterator[Message]:
-    """Yield the messages to import. Without a time, a message gets that of the message before, the first `moment`."""
+    """Yield the messages to import. A message without a time gets the time of the one before it, the first `moment`."""
     for values in nodes:
         text = _text(values)
         if (reason := _left_out(values, text)) is not None:
@@ -341,7 +341,7 @@ def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[
 
 
 def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
-    """Return the reason for which a message is skipped, or None if it is imported."""
+    """Return the reason why a message is skipped, or None if it is imported."""
     role = _part_of(values, "author").get("role")
     kind = _part_of(values, "content").get("content_type")
     reasons: tuple[tuple[LeftOut, bool], ...] = (

@@ -74,7 +74,7 @@ def _message_of_item(session_id: str, row: Row, reading: Reading) -> Message | N
 
 
 def _left_out(item: object) -> LeftOut | None:
-    """Return the reason for which an item is skipped, or None if it is imported."""
+    """Return the reason why an item is skipped, or None if it is imported."""
     if not isinstance(item, dict):
         return "other"
     kind = item.get("type", "message")
@@ -110,7 +110,7 @@ async def read_histories(source: str, reading: Reading, layout: GraphLayout, *, 
 def _history(
     key: str, row: Row, reading: Reading, layout: GraphLayout, *, as_sessions: bool
 ) -> Conversation | Unreadable | None:
-    """Return the history that an item of the store contains, or None if it is another item."""
+    """Return the chat history in an item of the store, or None if the item contains something else."""
     value, created_at, updated_at = row
     try:
         item = json.loads(value) if isinstance(value, str | bytes) else value
@@ -237,7 +237,7 @@ def _message_of(value: object) -> BaseMessage | None:
 
 
 def _message_left_out(message: BaseMessage) -> LeftOut | None:
-    """Return the reason for which a message is skipped, or None if it is imported."""
+    """Return the reason why a message is skipped, or None if it is imported."""
     if message.type in ("tool", "function"):
         return "tool_result"
     if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):

@@ -149,7 +149,7 @@ async def backfill_turns(
         bool, typer.Option("--all", help="Continue until no turns remain; Ctrl-C loses nothing.")
     ] = False,
 ) -> None:
-    """Queue earlier, stored turns to be sent to Graphiti after new turns. Repeat the command to continue.
+    """Queue older, stored turns for Graphiti; new turns are sent first. Repeat the command to continue.
 
     Stored messages have no workspace, so all turns go to the workspace of the settings. If the database has sessions of
     other workspaces, name the sessions to send.

@@ -112,7 +112,7 @@ async def export_person(
 
 @contextmanager
 def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """If the export in the block cannot continue `partial`, from the position `after`, name the file in the error."""
+    """If the block cannot continue the file `partial` from the position `after`, raise an error that names the file."""
     try:
         yield
     except InvalidInput as error:
@@ -138,7 +138,7 @@ async def erase_user(
     receipt: ReceiptFile = None,
     confirmed: Confirmed = False,
 ) -> None:
-    """Erase a person with all ids. Repeat an interrupted command to continue it."""
+    """Erase a person and all of the person's ids. Repeat an interrupted command to continue it."""
     _confirm("person", receipt, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         _show_receipt(await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum), receipt)
@@ -185,7 +185,7 @@ def _read_receipt(file: Path) -> EraseReceipt:
 
 
 def _confirm(what: str, receipt: Path | None, *, confirmed: bool) -> None:
-    """Ask for confirmation. First check that `receipt` can be written, and replaces no receipt of a complete erase."""
+    """Ask for confirmation. First check that `receipt` can be written, and is not the receipt of a complete erase."""
     if receipt is not None:
         check_not_database(receipt)
         is_new = not receipt.exists()

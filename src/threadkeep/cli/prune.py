@@ -173,7 +173,7 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
 def _show_plan(
     values: Mapping[str, object], columns: Sequence[str], rows: Sequence[Sequence[object]], *, nothing: str, words: str
 ) -> None:
-    """Show a plan of removals: `values` as JSON; or `words` below a table of up to 50 rows; or `nothing` if empty."""
+    """Show a plan of removals: `values` with `--json`, else up to 50 rows and `words`, or `nothing` without rows."""
     if terminal.as_json:
         terminal.json({"dry_run": True, **values})
         return

@@ -235,7 +235,7 @@ async def edit_message(
 ) -> None:
     """Replace a message with a new version. Later messages stay in the history, but the model no longer gets them."""
     async with opened_session(session, user) as (handle, _):
-        # A number is the `seq` of a message, unless it is an id.
+        # A number is a `seq`, unless a message has this number as its id.
         if message.isdecimal() and await handle.find(message) is None:
             message = next((found.id for found in await handle.at([int(message)]) if found.id), message)
         edited = await handle.edit(message, text, new_id=new_id)

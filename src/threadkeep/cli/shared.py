@@ -219,7 +219,7 @@ async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterat
 
 
 def on_this_database(command: str) -> str:
-    """Return `command`, which a hint names, with the `--database` of the running command, but without the password."""
+    """Return a command to show in a hint, with the `--database` of the running command, but without the password."""
     url = chosen_database.get()
     return command if url is None else f"{command} --database {shlex.quote(without_password(url))}"
 

@@ -283,7 +283,7 @@ def signal_handler(number: signal.Signals, handler: Callable[[int, FrameType | N
 def stopped_by_ctrl_c() -> AbstractContextManager[None]:
     """Let the first Ctrl-C interrupt the block, which waits for input or imports slow modules.
 
-    The event loop's own handler only cancels the task, and the task notices that only after the block.
+    The event loop's own handler only cancels the task, and the task would not notice this before the block ends.
     """
     return signal_handler(signal.SIGINT, signal.default_int_handler)
 
@@ -365,7 +365,7 @@ def _cell(value: object) -> Styled:
 
 
 def relative(moment: datetime | None) -> str:
-    """Return the age of a moment in words, or its date if it is more than a week old or in the future."""
+    """Return a time in words, such as "2 days ago", or its date if it is more than a week ago or in the future."""
     if moment is None:
         return ""
     seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
