@@ -230,7 +230,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return those of `facts` that are relevant to a query; they must be sorted as `valid` returns them."""
+        """Return the facts of `facts` that are relevant to a query. `facts` must be sorted as `valid` returns them."""
         check_argument("query", query, str, required=True)
         check_argument("limit", limit, int, required=True)
         check_each("facts", facts, Fact)
@@ -242,7 +242,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     def _words_of(self, facts: Sequence[Fact]) -> FactWords:
-        """Return the word index for the owner of `facts`; of too many indexes, drop the least recently used ones."""
+        """Return the word index for the owner of `facts`. Beyond the maximum, drop the least recently used indexes."""
         scope = facts[0].scope
         index = self._words.pop(scope, None)
         if index is None or index.is_outdated:

@@ -79,9 +79,9 @@ class Learner(Protocol):
 class LearningRequest:
     """A session to learn from. Proposals whose confidence is at least `accept_from` are accepted without a person.
 
-    `run_id` is the run of the newest turn. Each turn can have another workspace. A fact about the workspace is learned
-    from turns whose answer has the mark `WORKSPACE`, and from turns that were enqueued in this process. If `run_id` is
-    None, all messages belong to the workspace in `scopes`.
+    `run_id` is the run of the newest turn. The turns of a session can have different workspaces. A fact about a
+    workspace is learned from turns whose answer names it in its metadata (`WORKSPACE`), and from turns that were
+    enqueued in this process. If `run_id` is None, all messages belong to the workspace in `scopes`.
     """
 
     session_id: str
@@ -103,7 +103,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._proposals = proposals
         self._observer = observer
         self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
-        # The workspaces of the newest turns, by run id, because a session that replaces a deleted one repeats `seq`s.
+        # The workspaces of the newest turns, by run id and not by `seq`: a recreated session has the same `seq`s again.
         self._workspaces: OrderedDict[tuple[str, str], dict[str, Scope | None]] = OrderedDict()
         self._refused: dict[tuple[str, str], list[Reading]] = {}
         self._tasks: dict[LearnerKind, asyncio.Task[None]] = {}

@@ -146,9 +146,9 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
 def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:
     """Return the procedures that apply to a goal, best first.
 
-    A procedure applies only if `context` contains all inputs that it needs. Of procedures with the same name, only the
-    first counts. Those with a phrase that occurs in the goal come first, the most successful first. They are followed
-    by procedures without phrases whose names or descriptions match the goal.
+    A procedure applies only if `context` contains all inputs that it needs. If several have the same name, only the
+    first counts. Procedures with a phrase that occurs in the goal come first, sorted by success. Procedures without
+    phrases follow if their names or descriptions match the goal.
     """
     words = fold_fully(goal)
     index = RecallIndex()

@@ -1,4 +1,4 @@
-"""Proposals: facts that a learner found in messages. They are accepted by a person or for their high confidence."""
+"""Proposals: facts that a learner found in messages. A person accepts them, or high confidence is enough."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ type LearnerKind = Literal["model", "directives"]
 
 @dataclass(frozen=True)
 class Proposed:
-    """A fact that a learner found in the message `seq` of a session. `promoted`: the kind, if it was a directive."""
+    """A fact that a learner found in the message `seq` of a session. If it was a directive, `promoted` is its kind."""
 
     scope: Scope
     key: str

@@ -24,13 +24,13 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# How much a match with a word of the query counts: the same word in the key, the same word in the value, a synonym, a
+# The weight of a match with a word of the query: the same word in the key, the same word in the value, a synonym, a
 # key that the word asks about, a topic that it asks about, the same beginning. Question words (where) count half.
 _KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
 _KIND_SHARE = 0.5
 _BEGINNING = 4
-# A fact gets this weight for each standard deviation of its similarity (for a word in the key, it gets 1). With less
-# than `_LEAST_SIMILAR` standard deviations, it is returned only if it matches a word of the query.
+# The weight of one standard deviation of similarity; a matching word in the key has the weight 1. A fact with less than
+# `_LEAST_SIMILAR` standard deviations is returned only if it matches a word of the query.
 _SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
 _MOST_VECTORS = 20_000
@@ -140,7 +140,7 @@ class FactWords:
         return [scores[number] for number in numbers]
 
     def _worth(self, term: str) -> dict[int, float]:
-        """Return the weight of the best match with a term of the query, by the number of the fact."""
+        """Return, for the number of each matching fact, the weight of its best match with a term of the query."""
         alike = self._beginnings.get(term[:_BEGINNING], ()) if term.isascii() else ()
         worth: dict[int, float] = {}
         for terms, in_key, in_value in _matches(term, alike):

@@ -29,7 +29,7 @@ from threadkeep.store.codec import in_utc
 _MOST_IDS = 1_000
 _MOST_TIMES = 2**53
 
-# Assignments, because pydantic cannot add further limits to `type` aliases.
+# These are assignments, because pydantic cannot add constraints to `type` aliases.
 Owner = Annotated[
     str,
     Field(

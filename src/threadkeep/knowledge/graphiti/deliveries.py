@@ -1,4 +1,4 @@
-"""The tables of messages for Graphiti, and the leases with which only one process sends a group's messages."""
+"""The tables of messages for Graphiti, and the leases that let only one process at a time send a group's messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEAD_PERIOD = timedelta(minutes=1)
 
 
 class Unconfirmed(NamedTuple):
-    """A sent message that the server has not shown as stored yet or, if `forgotten`, one to delete on the server."""
+    """A sent message that the server has not shown as stored yet or, if `forgotten`, that must be deleted there."""
 
     number: int
     name: str
@@ -57,7 +57,7 @@ class Waiting:
 
 
 class GroupState(NamedTuple):
-    """An owner's Graphiti group, if it has one, and its numbers of queued and of sent but unconfirmed messages."""
+    """An owner's Graphiti group, if there is one, with the numbers of queued and of sent but unconfirmed messages."""
 
     owner: str
     group_id: str | None
@@ -76,7 +76,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right of one process to send a group's messages for a time; the server last showed one at `seen_at`."""
+    """A process's right to send a group's messages for a time. At `seen_at`, the server last showed one of them."""
 
     group_id: str
     owner: str
@@ -130,7 +130,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [Unconfirmed(row[0], row[1], time_of(row[2]), row[3], time_of(row[4]), bool(row[5])) for row in rows]
 
     async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
-        """Return up to `limit` messages of a group that may be sent now: those of new turns first, a backfill last."""
+        """Return up to `limit` messages of a group that may be sent now. New turns come first, a backfill last."""
         allowed = {"endpoint": self._endpoint, "version": CONSENT_VERSION}
         rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit, **allowed})
         return [Waiting(number, name, time_of(said_at), *others) for number, name, said_at, *others in rows]
@@ -195,7 +195,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def accepted(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of unconfirmed messages, and of messages sent in the last `period` that lost consent."""
+        """Return the names of unconfirmed messages, and of messages of the last `period` whose consent has ended."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("accepted", row)}
 

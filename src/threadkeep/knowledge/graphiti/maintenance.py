@@ -211,8 +211,8 @@ async def purge(
     """Delete a group, and check that it is gone.
 
     Messages that were not sent yet are given up first. Messages that the server has accepted but not stored would
-    create the group again, so wait up to 120 seconds until it shows them. For those that it still does not show,
-    `state` stores the names until `expires_at`, and a repeated call waits for them again.
+    create the group again, so wait up to 120 seconds until it shows them. If some are still missing then, `state`
+    stores their names until `expires_at`, and a repeated call waits for them again.
 
     Raises:
         GraphitiError: the server failed.
@@ -270,7 +270,7 @@ async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id
 
 
 class Deletion(NamedTuple):
-    """The names of the episodes that were deleted or are left; the deletion of those in `failed` may be tried again."""
+    """The names of deleted and of remaining (`left`) episodes. Deleting the ones in `failed` may be tried again."""
 
     deleted: set[str]
     left: set[str]
@@ -280,7 +280,7 @@ class Deletion(NamedTuple):
 async def delete_episodes(client: GraphitiClient, group_id: str, names: Collection[str]) -> Deletion:
     """Delete the episodes with these names that are among the last 10,000 of a group.
 
-    If the server reports success or status 404 or 405, but still has an episode, it cannot delete it (as on FalkorDB).
+    If the server reports success, 404 or 405 but still has the episode, it cannot delete episodes (as on FalkorDB).
 
     Raises:
         GraphitiError: the server does not answer.

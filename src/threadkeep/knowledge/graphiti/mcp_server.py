@@ -222,7 +222,7 @@ class _Connection:
             self._fail(GraphitiError("broken"))  # the task was cancelled before it was connected
 
     def _fail(self, error: Exception) -> None:
-        """Raise an error in the caller that waits for the connection, if any caller does."""
+        """Pass an error to the caller that waits for the connection to open, if there is one."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # otherwise asyncio logs the error if the caller is gone
@@ -235,7 +235,7 @@ async def _record_failure(response: httpx2.Response) -> None:
 
 
 def _failure_of(error: BaseException, failed: httpx2.Response | None, *, is_connected: bool) -> GraphitiError:
-    """Convert an error of the MCP library into a `GraphitiError`; of an exception group, the first error."""
+    """Convert an error of the MCP library into a `GraphitiError`. From an exception group, take the first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, GraphitiError):

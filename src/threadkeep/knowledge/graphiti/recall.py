@@ -70,7 +70,7 @@ class RecallQuestion:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups to search in each scope, a report on each scope, and the earliest time of messages to send."""
+    """The groups to search in each scope, a report on each scope, and the earliest time of messages in the query."""
 
     ids: Mapping[ScopeKind, Sequence[str]]
     reports: Sequence[ScopeRecall]

@@ -345,9 +345,9 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue up to `limit` earlier turns for Graphiti, of sessions, of a user, or of all; call again for more turns.
+        """Queue up to `limit` earlier turns for Graphiti: of some sessions, of a user, or all. Call again for more.
 
-        They are sent after new ones, with a limit per minute. Stored messages do not record their workspace, so all
+        They are sent after new turns, with a limit per minute. Stored messages do not record their workspace, so all
         turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
 
         Raises:

@@ -272,7 +272,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def _question(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
     ) -> list[Message]:
-        """Return the question of an answer, after the earlier user messages of the question's run, if any."""
+        """Return the question of an answer, preceded by the earlier user messages of the same run, if there are any."""
         asked = next((one for one in messages if one.id == answer.answers), None)
         if asked is None:
             key = {"session_id": turn.session_id, "message_id": answer.answers}
@@ -314,7 +314,7 @@ def source_of(scope: str, git: dict[str, object] | None) -> str:
 
 
 def _time_of(message: Message) -> datetime | None:
-    """Return the time of a message; added microseconds keep the order of equal times."""
+    """Return the time of a message, with microseconds added, so that messages of the same time keep their order."""
     moment = message.sent_at or message.created_at
     return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
 

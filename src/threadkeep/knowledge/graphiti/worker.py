@@ -258,8 +258,8 @@ class DeliveryWorker:
     async def _waited(self, lease: Lease, sent: Sequence[Unconfirmed]) -> tuple[float, float]:
         """Return how many seconds messages have waited without progress, and after how many they count as lost.
 
-        If the server stores all messages in order, each message that it stores is progress, also one of another group,
-        until a message that was sent later is stored. Otherwise only stored messages of this group are progress.
+        If the server stores all messages in order, each stored message of any group counts as progress, until a message
+        is stored that was sent after these. Otherwise only stored messages of this group count as progress.
         """
         unconfirmed, seen_at = await self._progress()
         now = self._clock()
