@@ -72,8 +72,8 @@ async def open_app(
 ) -> AsyncIterator[App]:
     """Open the application that the settings describe: its memory, chat, workflows, runs and bots.
 
-    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots. Events for
-    observers that do not name their origin (channel `other`) get `channel`. On exit, running turns may finish within
+    Without `works`, this process executes no queued runs. With `bots`, it runs the configured bots. If an event for
+    observers has the channel `other`, `channel` replaces it. On exit, running turns may finish within
     `shutdown_timeout` seconds; other processes continue runs that need longer, if the database contains them.
 
     Raises:
@@ -133,7 +133,7 @@ def bots_of(
 
 
 def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> Resources:
-    """Return the memory, the models (by default `model`) and the options of turns that nodes of workflows use."""
+    """Return the resources of workflow nodes: the memory, the models (by default `model`) and the options of turns."""
 
     @cache
     def model_named(name: str | None) -> BaseChatModel:

@@ -37,7 +37,7 @@ def without_exit[**P, R](call: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
 
 @contextmanager
 def of_extra(extra: str) -> Iterator[None]:
-    """Add to each `ModuleNotFoundError` of the block the name of the extra that installs the package."""
+    """Add the name of the extra that installs the missing package to each `ModuleNotFoundError` of the block."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -67,7 +67,7 @@ class ErrorBoundary:
     """A context manager that catches any error of its block, stores it in `error`, and reports it.
 
     Use it in background loops that must survive each failure, around models and other code that may raise anything, and
-    if one of many items may fail. Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` pass through.
+    around each of many items. Cancellation, KeyboardInterrupt, SystemExit and the errors in `raising` pass through.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def default_database() -> Path:
 def plain_database(url: str | None = None) -> DatabaseAddress | None:
     """Return the address `url` or, without it, the address in the environment, or the default address.
 
-    If there is a `.env` file or a variable that changes how sessions are read, return None: load all settings then.
+    Return None if a `.env` file or a variable may change how sessions are read; the caller must load all settings then.
 
     Raises:
         InvalidSettings: the URL is not a database URL.

@@ -59,7 +59,7 @@ class ThreadkeepError(Exception):
     """The root of all errors that Threadkeep raises itself."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Let copies and unpickled errors be made without `__init__`, because its parameters are not in `args`."""
+        """Make copying and unpickling skip `__init__`, because its parameters are not in `args`."""
         return __newobj__, (type(self),), {**self.__dict__, "args": self.args}
 
 
@@ -238,7 +238,7 @@ class KnowledgeNotFound(ThreadkeepError, LookupError):
 
 
 class SessionBusy(ThreadkeepError):
-    """Another turn of the conversation is queued or running, and the workflow rejects messages meanwhile.
+    """Another turn of the conversation is queued or running, and the workflow rejects messages until it ends.
 
     Nothing was stored. `run_id` is the run of that turn. It may belong to another session than `session_id`, because
     sessions can share a conversation that an agent stores under its own key.
@@ -415,7 +415,7 @@ class GraphitiClosed(ThreadkeepError, PermissionError):
     """Nothing may be sent to Graphiti; `reason` is `off`, `no_consent` or `untrusted` (the workspace)."""
 
     def __init__(self, reason: GraphitiClosure, data_class: str = "chat_text") -> None:
-        # Name the class of data in the command: without `--data`, it grants consent only to what its options send.
+        # Name the class of data: without `--data`, the command grants consent only for data that its settings send.
         other = reason == "no_consent" and data_class != "chat_text"
         kinds = f" --data chat_text --data {data_class}" if other else ""
         super().__init__(_GRAPHITI_CLOSURES[reason] + kinds)

@@ -243,13 +243,13 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if run.trigger != "webhook" or run.newest_message_id is None:
         return None  # the question was not shown in this chat
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
-    # An entry is deleted some time after its delivery. After a failed attempt, the question may have arrived anyway.
+    # A delivered outbox entry is deleted after some time. After a failed attempt, the question may have arrived anyway.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
 
 
 async def end_questions(runs: RunService, message: IncomingMessage) -> None:
-    """Cancel up to 50 runs of this conversation that wait for a person and that messages in the chat have started."""
+    """Cancel up to 50 runs of this conversation that wait for a person, if messages in the chat have started them."""
     query = RunQuery(session_id=message.session_id, status="waiting", limit=_NEWEST)
     for run in (await runs.list(query))[0]:
         if run.trigger == "webhook" and _may_see(message, run):
@@ -299,7 +299,7 @@ class Receiver:
     """The base class of workers that receive the messages of a bot.
 
     Only one process receives a bot's messages: the process that has claimed this work in the database. A claim lasts
-    for the next pause (at most `longest_claim_seconds`) plus `claim_seconds`. Others try for it every `look_seconds`.
+    for the next pause (at most `longest_claim_seconds`) plus `claim_seconds`. Others try again every `look_seconds`.
     """
 
     claim_seconds, look_seconds = 60.0, 5.0

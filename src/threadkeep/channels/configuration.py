@@ -98,7 +98,7 @@ class WeComSettings(BotSettings):
 
 
 class WeComDirectSettings(WeComSettings):
-    """Settings of an application of a corporation in WeCom. WeCom issues the `secret` for it."""
+    """Settings of a WeCom application that belongs to a corporation. WeCom issues its `secret`."""
 
     kind: Literal["wecom_dm"]
     corp_id: str

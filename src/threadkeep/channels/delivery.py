@@ -90,7 +90,7 @@ class Delivery:
                 await self.deliver_due(of_all=polls)
                 if polls:
                     await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
-                    # End old messages only after `take_orphaned` has tried them: after a long stop, all are old.
+                    # End old messages only after `take_orphaned` has tried them: after a long downtime, all are old.
                     await self._outbox.end_without_run(older_than=timedelta(seconds=self._options.unasked_seconds))
 
     async def finish(self, *, seconds: float) -> None:
@@ -222,7 +222,7 @@ async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
 
 
 def _key(message: Outgoing, index: int) -> str:
-    # The same message can get two texts, a run's question and its later answer, so the key contains the entry's time.
+    # A message can get two texts, a run's question and its later answer, so the key contains the outbox entry's time.
     return f"{message.session_id}\n{message.message_id}\n{message.created_at.isoformat()}\n{index}"
 
 

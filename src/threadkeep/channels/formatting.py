@@ -65,7 +65,7 @@ def _fitting(text: str, limit: int, size: Size) -> int:
 
 
 def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
-    """Return the best cut up to `fits` that `avoid` allows, as the part's end and the next part's start, or None."""
+    """Return the best cut up to `fits` that `avoid` allows: the end of the part, and the start of the next; or None."""
     for pattern in _CUTS:
         found = [match.span() for match in pattern.finditer(text, max(1, fits // 2), fits + 1) if match.start() <= fits]
         for span in reversed(found):

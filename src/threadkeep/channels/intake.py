@@ -164,7 +164,7 @@ class Intake:
         self.notify(bot, "taken")
 
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
-        """Return the message with its chat's first id, which stays in the session's key if Telegram changes the id."""
+        """Return the message with the first id of its chat. The session's key keeps it if Telegram changes the id."""
         chat = message.reply_to.get("chat_id")
         # Only a group that becomes a supergroup (-100…) changes its id.
         if bot.channel.kind != "telegram" or not str(chat).startswith("-100"):

@@ -210,7 +210,7 @@ class TelegramChannel:
             "update_type": kind,
             "should_process": bool(text),
         }
-        # Replies in a group without topics also have a thread id.
+        # Do not use the thread id of other messages: replies in a group without topics have one, too.
         if message.get("is_topic_message") is True:
             fields["message_thread_id"] = id_in(message, "message_thread_id")
         return fields
@@ -233,7 +233,7 @@ class TelegramChannel:
             return None  # a command for another bot
         takes_all = self.options.group_messages == "all" or not self.username
         answered = object_in(message, "reply_to_message")
-        # Telegram marks plain messages of a topic as replies to a service message.
+        # In a topic, Telegram marks even plain messages as replies, to the service message that created the topic.
         answers_bot = id_in(object_in(answered, "from"), "id") == self.options.bot_id
         answers_bot &= "forum_topic_created" not in answered
         return text if takes_all or asked_by_name or command or answers_bot else None

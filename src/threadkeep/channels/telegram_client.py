@@ -200,7 +200,7 @@ class TelegramPolling(Receiver):
         return None if kept else "LostDuty"
 
     async def _refused(self, answer: TelegramAnswer) -> str:
-        """Return the error of a response. If Telegram demands that the bot pauses, keep the duty for this time."""
+        """Return the error of a response. If Telegram demands a pause, extend the claim on polling for the pause."""
         if answer.retry_after is not None:
             self._pause = answer.retry_after
             await self._claim(self._duty)

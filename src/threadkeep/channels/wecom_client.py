@@ -237,7 +237,7 @@ class WeComServiceClient(WeComClient):
 
 
 class WeComAIBotClient:
-    """A client that sends the AI bot answers that WeCom has not fetched. A message can be answered only once."""
+    """A client that sends an AI bot's answers if WeCom has not fetched them. A message can be answered only once."""
 
     can_send = True
 

@@ -231,7 +231,7 @@ class DeskFetching(Receiver):
         cursor = await self._state.value(scope, position)
         if cursor is None:
             await self._state.keep_first(scope, beginning, self._memory.clock().isoformat())
-        # A first fetch may be interrupted and continued, so store the time when it began until all pages are read.
+        # A desk's first fetch may be interrupted and continued, so its start time is stored until all pages are read.
         began = await self._state.value(scope, beginning)
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
