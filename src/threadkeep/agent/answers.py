@@ -37,9 +37,9 @@ def answered_before(answer: AIMessage, request: ModelRequest[Any], config: Runna
 def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: bool = False) -> AIMessage:
     """Return the message to add to the state's `messages`, so that the state ends with a stored answer.
 
-    LangGraph replaces a message with the same id in place. So return a copy with a new id (`REPEATS`) if the old
-    message is followed by another turn, a repeated answer or a tool call, or if a tool's result has the id.
-    `is_data` is True for a structured response, which may be a tool call.
+    If the state already has a message with the answer's id, LangGraph would replace that message in place. So return
+    a copy with a new id (linked by `REPEATS`) if another turn, a repeated answer or a tool call follows that message,
+    or if it is a tool's result. `is_data` is True for a structured response, which may be a tool call.
     """
     position = next((index for index, one in enumerate(messages) if one.id == answer.id), None)
     if position is None:
@@ -53,7 +53,7 @@ def repeated(answer: AIMessage, messages: Sequence[BaseMessage], *, is_data: boo
         or REPEATS in one.additional_kwargs
         or one.response_metadata.get(ANSWERS, question) != question
     ]
-    # If the newest reply calls tools, LangChain calls the model again. So add a copy of the answer after the reply.
+    # If the newest reply calls tools, LangChain would call the model again, so the answer must come after that reply.
     calls = next((one.tool_calls for one in reversed(later) if isinstance(one, AIMessage)), [])
     if not isinstance(known, AIMessage) or others or (calls and not is_data):
         return answer.model_copy(update={"id": str(uuid7()), "additional_kwargs": {REPEATS: answer.id}})
@@ -70,7 +70,7 @@ def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
 def restored(
     messages: Sequence[BaseMessage], stored: BaseMessage, earlier_ids: Collection[str | None]
 ) -> dict[str, Any] | None:
-    """Return a state update that restores the `stored` answer and removes other new ones (not in `earlier_ids`)."""
+    """Return a state update that restores the `stored` answer and removes other AI messages not in `earlier_ids`."""
     known = {stored.id, *earlier_ids}
     added = [RemoveMessage(str(one.id)) for one in messages if isinstance(one, AIMessage) and one.id not in known]
     current = next((_as_sent(message) for message in messages if message.id == stored.id), None)
@@ -216,7 +216,7 @@ class OtherMiddleware:
         self._found: set[Finding] = set()
 
     def check_state(self, messages: Sequence[BaseMessage]) -> None:
-        """Warn if the messages of the state include summaries or cleared tool results of other middleware."""
+        """Warn if other middleware has put summaries into the state, or has cleared tool results there."""
         for message in messages:
             if message.additional_kwargs.get("lc_source") == "summarization":
                 self._warn("summaries")

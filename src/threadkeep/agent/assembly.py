@@ -47,7 +47,7 @@ _PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """The builder of the messages sent in a turn's model calls. `kept`: the history that an earlier turn has cached."""
+    """A builder of the messages for a turn's model calls. `kept` is the window that an earlier turn cached, if any."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class Assembler:
             self.window = KeptWindow(counter)
             self.window.extend(recollection.messages)
         self._count = len(recollection.messages)
-        # Copy the ids, because later turns add their messages to the cache.
+        # Copy the mapping, because later turns add their messages to the cache.
         self._rows_by_id = dict(self.window.rows_by_id)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._begin_id: str | None = None
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose messages to send. Reserve tokens for `extras` (facts, quotes) and sections searched later (`wanted`).
+        """Choose messages to send. Reserve tokens for the `extras` (facts, quotes) and for the `wanted` sections.
 
         Raises:
             BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
@@ -95,7 +95,7 @@ class Assembler:
         """Return the messages to send: those chosen, with the extras (facts, passages, quotes) at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
-        # Let history begin here in later calls of the turn too. Otherwise, they could send turns that this call quotes.
+        # Let history begin here in the turn's later calls too, so that they do not send turns that this call quotes.
         quoted = not draft.window and any(extra.entry.section == "selected" for extra in draft.extras)
         if (moved or quoted) and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -119,7 +119,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Return a call's messages: `head`, cached messages, `tail`. Later calls repeat all before `tail[stable]`."""
+        """Join `head`, the cached messages and `tail`. Later calls also begin with the ones before `tail[stable]`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
@@ -245,7 +245,7 @@ class Assembler:
         return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
 
     def _unused_quote_tokens(self, draft: Draft) -> int:
-        """Return the tokens reserved for quotes of older turns if none is quoted, as all turns are sent; else 0."""
+        """Return the tokens reserved for quotes if the window has all turns, so that no quote is needed; else 0."""
         recollection = self._recollection
         if recollection.begin or recollection.dropped or recollection.overflowing:
             return 0
@@ -377,7 +377,7 @@ class Assembler:
         return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
     def _source(self, call: Call, piece: Piece) -> Source:
-        """Return `transcript` if the transcript has the message in the form in which it is sent, else `text`."""
+        """Return `transcript` if the transcript has the message exactly as it is sent, else `text`."""
         message = piece.message
         if piece.section in _PINNED or piece.mark:
             return "text"
@@ -401,7 +401,7 @@ class Assembler:
         return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Return the `seq` with which history begins in later turns; None if this turn did not change it."""
+        """Return the `seq` of the first message that later turns send; None if this turn did not change it."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])

@@ -56,7 +56,7 @@ class CallMeasure:
     - `budget`: the maximum number of tokens of the messages, without the tokens of the tools (`tools`).
     - `stored`: the counter with which stored messages were counted; None if the caller chose another counter.
     - `learns`: True if the provider's count can correct the counter.
-    - `shared`: the tokens of which extra sections and earlier tool calls get shares, if this is less than `budget`.
+    - `shared`: if less than `budget`, extra sections and earlier tool calls get shares of this number of tokens.
     - `other_counter`: counts the tokens in scripts other than Latin, if a separate factor corrects them.
     - `other`: the number of tokens that `other_counter` has counted, before the correction.
     """
@@ -89,7 +89,7 @@ class CallMeasure:
         return replace(self, other=self.other + sum(count_message(message, counter) for message in messages))
 
     def as_stored(self, tokens: int, sent: Assembled) -> int:
-        """Convert `tokens` of `counter` to tokens of the counter `stored`, by the ratio of their counts of `sent`."""
+        """Convert a count by `counter` to a count by `stored`. The ratio of both comes from their counts of `sent`."""
         if self.stored is None or self.stored is self.counter:
             return tokens
         chat = sent.chat
@@ -100,7 +100,7 @@ class CallMeasure:
 
 
 class Measuring:
-    """A factory of the `CallMeasure` of each model call in a turn. What it learns applies from the next turn on."""
+    """A factory of a `CallMeasure` for each model call in a turn. New corrections apply from the next turn on."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -126,7 +126,7 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
-        # If the model's family is unknown, scripts other than Latin have a separate factor, so count them separately.
+        # A model of an unknown family has a separate correction factor for non-Latin scripts, so count these apart.
         unknown = facts.name is not None and family_of(facts.name) is None
         other = memory.remembered_counts.remembering(other_tokens(estimate)) if learns and unknown else None
         return CallMeasure(

@@ -81,7 +81,7 @@ class RootCall:
     at_end: list[OnEnd] = field(default_factory=list)
 
     def first_of(self, inputs: object) -> Asked:
-        """Return `first` for a run inside this run. If both have the same input, it may be a retry: add `asked`."""
+        """Return `first` for an inner run. If that run has the same input, it may be a retry, so include `asked`."""
         if self.input is inputs:
             self.first, self.asked = {**self.first, **self.asked}, {}
         return self.first
@@ -141,7 +141,7 @@ class RootCallbacks(BaseCallbackHandler):
         return None if config is None else self._innermost() or self._only_call(config.get("metadata", {}))
 
     def _only_call(self, metadata: Mapping[str, Any]) -> RootCall | None:
-        """Return the only root run of the LangGraph thread. Needed if a stream's `next()` runs in another context."""
+        """Return the thread's root run if it has only one. A stream's `next()` may run in a context without any."""
         thread = metadata.get("thread_id")
         found = [] if thread is None else [call for call in list(self._calls.values()) if call.thread == thread]
         return found[0] if len(found) == 1 else None
@@ -164,7 +164,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Store a root run. For a run inside a graph's node, set the branch (of `Send`) and the attempt of the task."""
+        """Store a root run. For a run inside a node, set its `Send` branch, and add it to the attempt of its task."""
         known = metadata or {}
         if parent_run_id is not None and _NAMESPACE in known:
             self._set_branch(known)
@@ -175,7 +175,7 @@ class RootCallbacks(BaseCallbackHandler):
             outer = None if parent_run_id is None else self._calls.get(parent_run_id)
             self._around.set((*[one for one in self._around.get() if one in self._calls], run_id))
             if len(self._calls) >= _MOST_RUNS:
-                # Prefer to remove the run of a chain: unlike an agent's run, it has no functions to call at its end.
+                # Drop the oldest run that has no functions to call at its end (such as a chain's), or else the oldest.
                 calls = list(self._calls.items())
                 self._calls.pop(next((one for one, call in calls if not call.at_end), calls[0][0]), None)
             first = {} if outer is None else outer.first_of(inputs)
@@ -196,7 +196,7 @@ class RootCallbacks(BaseCallbackHandler):
             self._add_to_attempt(metadata or {}, run_id, parent_run_id)
 
     def _set_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Set the branch's index if `Send` started the branch; reset it for tools and for other LangGraph threads."""
+        """Set the index of the branch that `Send` started. Reset it in tools and in other LangGraph threads."""
         call = self._innermost()
         if metadata.get("langgraph_node") == _TOOLS or (call is not None and call.thread != metadata.get("thread_id")):
             self.branch.set(None)
@@ -243,7 +243,7 @@ register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=roo
 
 
 class Ending(GraphCallbackHandler):
-    """A handler that stores the output of one call of a graph: None until the graph ends without an interrupt."""
+    """A handler that stores the `output` of one graph call. It is None until the graph ends without an interrupt."""
 
     run_inline = True
 

@@ -220,7 +220,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the update that turns `messages` into `wanted`."""
+    """Return the state update that turns `messages` into `wanted`."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]

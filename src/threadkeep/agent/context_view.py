@@ -218,12 +218,12 @@ class Difference:
 
     @property
     def shared_tokens(self) -> int:
-        """The tokens of the shared messages, measured by the later call's counter."""
+        """The tokens of the shared messages, as the later call counted them."""
         return sum(entry.tokens for entry in self.after.manifest.entries[: self.shared])
 
     @property
     def stable(self) -> bool:
-        """True if the later call begins with the prefix of the earlier call that providers can cache."""
+        """True if the later call begins with the earlier call's prefix, which the provider may have cached."""
         prefix = self.before.manifest.prefix
         return prefix is not None and prefix.messages <= self.shared
 

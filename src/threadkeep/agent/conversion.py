@@ -140,7 +140,7 @@ def assessment_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """Convert a row to a LangChain message: its `original` message if the text is the same, else a plain message."""
+    """Convert a row to a LangChain message: its `original` if that is usable, else a message with role, text and id."""
     if message.original is not None and (full := _original(message)) is not None:
         return full
     if message.role == "user":
@@ -253,8 +253,8 @@ def _original(message: Message) -> BaseMessage | None:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
         return None  # another version of LangChain wrote it, so the caller uses the stored text
-    # Use the stored text if the original has a refusal or a recording, which would not reach every provider (OpenAI
-    # deletes recordings after an hour), or the tool call of a structured response, which has no result.
+    # Not every provider accepts refusals and recordings (OpenAI deletes recordings after an hour), and the tool call of
+    # a structured response has no result. So use the stored text if the original has any of these.
     beside = full.additional_kwargs
     if beside.get("refusal") or beside.get("audio") or STRUCTURED in message.metadata:
         return None

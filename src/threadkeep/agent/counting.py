@@ -59,7 +59,7 @@ def call_id_of(block: Mapping[str, object]) -> object:
 
 
 def media_name(block: object) -> str:
-    """Return the name of a content block's kind, such as `image`, for the mark that replaces the block."""
+    """Return the name of a content block's kind, such as `image`, for the mark (`[image]`) that replaces the block."""
     kind = str(block.get("type")) if isinstance(block, Mapping) else ""
     return _MEDIA_NAMES.get(kind, "file" if kind in _MEDIA else "part")
 
@@ -84,7 +84,7 @@ def media_type(mime_type: object) -> str:
 
 
 def media_mark(blocks: Sequence[object], fate: str = "") -> str:
-    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`. `fate` is the end of each mark."""
+    """Return the marks that replace blocks, one for each kind: `[image] [2 files]`. `fate` is put into each mark."""
     names = Counter(media_name(block) for block in blocks)
     return " ".join(f"[{name if n == 1 else f'{n} {name}s'}{fate}]" for name, n in names.items())
 
@@ -97,7 +97,7 @@ def is_text(block: object) -> bool:
 def count_block(block: object, counter: TokenCounter) -> int:
     """Return the tokens of one content block. Media and PDF pages have fixed numbers of tokens.
 
-    A block of unknown shape is counted as JSON without its base64 data, which counts as media.
+    A block of unknown shape is counted as JSON, except its base64 data, which count as media.
     """
     if isinstance(block, str):
         return counter(block)

@@ -254,7 +254,7 @@ def _lines_of_record(record: str) -> Iterator[str]:
 
 
 def _bounded(lines: Sequence[str], most_tokens: int) -> str:
-    """Shorten the lines until all of them fit. If that is not enough, return only the newest lines."""
+    """Join the lines; cut each of them if necessary. If they do not fit even then, keep only the newest."""
     characters = MAX_LINE_CHARACTERS
     text = "\n".join(_beginning(line, characters) for line in lines)
     while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:

@@ -82,7 +82,7 @@ class TurnSteps:
                 self._own.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
-        """Add a finished tool call at once, because the run may end now. `messages` are the messages of the state.
+        """Collect a finished tool call now, in case the run is cut off. `messages` are the messages of the state.
 
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
@@ -98,7 +98,7 @@ class TurnSteps:
         ]
 
     def answered_by(self, message_id: str | None) -> None:
-        """From the collected message `message_id`, remove its id and unfinished calls: it is also stored as the answer.
+        """Remove the id and the unfinished calls of the collected message `message_id`, which is stored as the answer.
 
         The message calls both the tool of its structured response and other tools.
         """
@@ -118,13 +118,13 @@ class TurnSteps:
         return bool(self._own and self._turns)
 
     async def keep(self, question_id: str, question_seq: int) -> None:
-        """Store the collected tool calls and results, and clear the list. Raise `StoreError` on failure."""
+        """Store the collected tool calls and results, and forget them. Raise `StoreError` on failure."""
         own, self._own = self._own, []
         fitting = _cut([_reduced(message) for message in repair(own).messages], KEPT_TOKENS, estimate)
         if not fitting:
             return
         body = dump_json([as_data(message) for message in fitting])
-        # Keep the calls of more turns only if these and the earlier ones fit into their share of tokens.
+        # Keep the tool calls of more turns only if the new ones and the earlier ones together fit their token limit.
         has_room = self._options.plan.window != "sliding" and self._shown_turns < _MOST_TURNS
         has_room = has_room and sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
         await self._memory.contexts.keep_steps(
@@ -139,7 +139,7 @@ class TurnSteps:
     async def earlier(
         self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure
     ) -> EarlierSteps:
-        """Return the tool calls and results of earlier turns that fit into their share; none if the database fails.
+        """Return the tool calls and results of earlier turns that fit their token limit; none if the database fails.
 
         Args:
             messages: the messages of earlier turns in the call.

@@ -35,7 +35,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A prompt message with texts that a source found, its manifest entry, and its JSON by digest (`texts`)."""
+    """A prompt message with texts that a source found. `entry` records it; `texts` has its JSON by digest."""
 
     message: HumanMessage
     entry: Entry
@@ -49,9 +49,9 @@ class ExtraRequest:
     - `earlier`: the messages before the input, oldest first.
     - `known_ids`: the ids of messages that the prompt already has.
     - `question_seq`: the `seq` of the input; None if the input is not stored yet.
-    - `graph`: a list to which a source that queries Graphiti adds the outcome.
+    - `graph`: a list to which a source adds the outcome of its Graphiti query.
     - `facts_left_out`: a list to which a source of facts adds the facts that it omits.
-    - `reads`: maps a source to the scopes and rows that were read when the question was stored.
+    - `reads`: maps a `JoinedSource` to its scopes and to the rows that were read when the question was stored.
     - `notes`: a list to which a remark is added for each section that has too few tokens to be searched.
     """
 
@@ -92,7 +92,7 @@ class JoinedSource:
     """A base class of sources that can read their rows in the transaction that stores the user's question."""
 
     def joined(self, memory: Memory, session: Session) -> tuple[Any, Sequence[Statement]] | None:
-        """Return the scopes (such as the user) to read for a question and SQL that reads them; None to read nothing."""
+        """Return the scopes to read for a question (such as the user) and SQL that reads them; None to read nothing."""
 
 
 class ExtraSource(Protocol):

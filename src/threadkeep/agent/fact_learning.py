@@ -138,9 +138,9 @@ def _listed(text: str) -> list[Any]:
 
 
 def _values(text: str, bracket: str, failures: list[int]) -> Iterator[Any]:
-    """Yield the JSON values that begin with `bracket`. If a bracket begins none, add its position to `failures`.
+    """Yield the JSON values that begin with `bracket`. Add the positions of brackets that begin no value to `failures`.
 
-    Each failure may mean that the whole text was read, so stop after 100 failures.
+    Each failed attempt may have parsed the whole rest of the text, so stop after 100 failures.
     """
     start = text.find(bracket)
     while start >= 0 and len(failures) < _MOST_FAILURES:

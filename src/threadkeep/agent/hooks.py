@@ -76,7 +76,7 @@ class TurnHooks:
         return key in self._open.calls
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Begin the agent's call. If the turns of a session are ordered, wait until its earlier turns have ended."""
+        """Begin the agent's call. If the session's turns are ordered, wait until the earlier ones have ended."""
         part = self._new_part(call)
         if not part.silent:
             part.writer = weakref.ref(call.runtime.stream_writer)
@@ -84,10 +84,10 @@ class TurnHooks:
             await self._await_turn(part)
 
     async def _await_turn(self, part: Participation) -> None:
-        """Call `_run_ended` when the run ends. If turns are ordered, wait for the session's earlier turns to end."""
+        """Register `_run_ended` for the run's end. If turns are ordered, wait until the earlier ones have ended."""
         if (run := root_callbacks.call) is not None:
             run.at_end.append(partial(self._run_ended, part))
-        # An agent that runs in a tool waits only if it has a conversation of its own and no other tool called the tool.
+        # An agent in a tool waits only if it has its own conversation and the tool does not run inside another tool.
         # Otherwise, agents in nested tools could wait for each other.
         tools = len(tool_of_sessions.get())
         may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
@@ -132,7 +132,7 @@ class TurnHooks:
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
         """Return the `ToolStep` of the call, or None if the agent does not use the session.
 
-        If the run is cut off during the call, the text of the assistant message with the call is stored.
+        If the run is cut off during the call, the text of the assistant message that made the call is stored.
         """
         part = await self._part(call)
         if part.silent:
@@ -140,14 +140,14 @@ class TurnHooks:
         part.stop_waiting()
         part.root.open_calls += 1
         if request.tool is not None and request.tool.return_direct:
-            # Add the id before the call ends: middleware may turn the tool's error into a result that ends the run.
+            # Add the id now, because middleware may turn the tool's error into a result, which also ends the run.
             part.direct_calls.add(str(request.tool_call["id"]))
         newest = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
         part.text = AIMessage(text_of(newest), id=newest.id) if newest else ""
         return ToolStep(part, call, request, calling_tool(part.memory, part.session), text=part.text)
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
-        """Store the final answer. If another answer was stored first, return a state update that puts it in place."""
+        """Store the final answer. If another answer was stored first, return a state update with that answer."""
         part = await self._part(call)
         if part.silent:
             part.leave()
@@ -168,7 +168,7 @@ class TurnHooks:
                 # Forget the question: if the run fails after this, its retry must not get this stored answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
-            # A nested agent frees the session here, other agents at the run's end: middleware may still call the model.
+            # A nested agent releases the session now. Other runs do so at their end: a model call may still follow.
             if part.key[1] or root_callbacks.call is None:
                 part.root.release_session()
         if first_stored is None or first_stored.id == answer.id:
@@ -180,9 +180,9 @@ class TurnHooks:
 
         This method is called in the OS thread of the run.
         """
-        # The outer graph of a nested agent may end with a text of its own, so pass no question id.
+        # The outer graph of a nested agent may end with a text of its own. Without a question id, no warning is given.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
-        # If a worker executes the run, leave a cancelled turn to the worker: another process may continue the run.
+        # If a worker executes the run, let it handle a cancelled turn, because another process may continue the run.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             part.root.release_session()
@@ -212,7 +212,7 @@ class TurnHooks:
         author = author_of(call.config, site)
         parent, shared = None, site is None or site.transcript
         if self._options.scope == "own":
-            # Make each call a turn in the agent's own conversation.
+            # Make each call a turn of the agent's own conversation instead of the session.
             parent, session, shared = session, own_session(self.memory, session, author), False
         root = root_run(self.memory, call.runtime.control, session.session_id, shared=shared)
         run_id, metadata = run_id_of(call.config, call.runtime), metadata_of(call.config)
@@ -340,7 +340,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
     text: BaseMessage | str = ""
 
     async def end(self, result: ToolMessage | Command[Any]) -> None:
-        """End the call. Collect it for later turns, unless its result is the answer or hands over to another agent."""
+        """End the tool call. Collect it for later turns, unless the result is the answer or a handover to an agent."""
         part, tool = self.part, self.request.tool
         part.root.call_ends()
         if part.turn is not None and tool is not None and FORGETS in (tool.metadata or {}):
@@ -358,7 +358,7 @@ class ToolStep(Step[ToolCallRequest, ToolMessage | Command[Any]]):
             part.hand_over()
         elif isinstance(error, Exception):
             part.discard()
-            # The run may end here, so let the session's next turn begin, although the run may also go on.
+            # The run may end or go on after this error. In case it ends, let the session's next turn begin.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             part.root.release_session()

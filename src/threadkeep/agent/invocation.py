@@ -210,8 +210,8 @@ class HeldAnswer:
     """An answer that waits to be stored in the transaction that ends its run.
 
     - `told`: True if a caller in this process waits for the answer.
-    - `anchor`: returns the SQL statement that stores, in this transaction, which message later turns send first;
-      None if this does not change.
+    - `anchor`: returns the SQL statement for this transaction that stores which message later turns send first, or
+      None if that message stays the same.
     - `store`: stores the answer alone, without ending the run.
     - `settle`: ends the turn (`TurnContext.settle`); it must be called when the answer is stored.
     """

@@ -312,7 +312,7 @@ class _KnowledgeTools:
         refused: str,
         failed: str = _NOT_WRITTEN,
     ) -> str:
-        """Call `work` with the session and the scope `about`. Return its result, or the reason for writing nothing."""
+        """Call `work` with the session and the scope `about`. Return its result, or why nothing was written."""
         session = self._scopes.session(runtime.config)
         usable, unusable = self._scopes.of(session, runtime.config)
         if (scope := usable.get(about)) is None:

@@ -43,7 +43,7 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
 _MOST_NAMED = 20
-# The facts chosen last time are sent again if they include this number of best facts for the new input.
+# Send the facts chosen last time again if they include this many of the best facts for the new input.
 _DECISIVE = 3
 
 UNOWNED_LINE = (

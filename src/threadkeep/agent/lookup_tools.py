@@ -95,7 +95,7 @@ class _Lookups:
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
         """Return up to ten summaries of the messages in a range; none for a conversation in a LangGraph store."""
-        # A conversation in a LangGraph store has no summaries, but a session with the same id may have some.
+        # A conversation in a LangGraph store has no summaries. Do not return those of a session with the same id.
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)
@@ -163,7 +163,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return the messages that fit into the result of a tool as lines, and the first `seq` that does not fit."""
+    """Return lines that quote the messages that fit into a tool's result, and the first `seq` that does not fit."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:
@@ -186,7 +186,7 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[s
 
 
 def _in_short(summaries: Sequence[Summary]) -> list[str]:
-    """Return the first summaries as lines below a heading, up to half of a tool result's maximum length."""
+    """Return lines that quote the first summaries below a heading. They may fill half of a tool's result."""
     sizes = accumulate(len(summary.text) for summary in summaries)
     lines = [quoted_summary(one) for one, size in zip(summaries, sizes, strict=True) if size <= _MOST_CHARACTERS // 2]
     return ["Summaries of parts of the rest:", *lines] if lines else []

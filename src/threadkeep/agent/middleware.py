@@ -108,14 +108,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """The number of agent calls that read or write a session and have not ended; at most 1,000 per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # Use a node hook, because it runs even if other middleware rejects the question, which is then stored as failed.
+    # Use a node hook: it runs even if other middleware rejects the question, so that it can be stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the agent's call. If the turns of a session are ordered, wait until its earlier turns have ended."""
+        """Begin the agent's call. If the session's turns are ordered, wait until the earlier ones have ended."""
         await self._hooks.call(TurnHooks.before_agent, AgentCall(runtime, state["messages"]))
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Begin the agent's call. If the turns of a session are ordered, wait until its earlier turns have ended."""
+        """Begin the agent's call. If the session's turns are ordered, wait until the earlier ones have ended."""
         call = AgentCall(runtime, state["messages"])
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None

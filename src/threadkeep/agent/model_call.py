@@ -31,9 +31,9 @@ class Call:
     - `messages`: the run's own messages, including the `question`.
     - `budget`: the maximum number of tokens, measured by `counter`.
     - `max_messages`: the maximum number of messages of earlier turns.
-    - `forgotten`, `superseded`: messages of the state that precede a reset or are superseded, so they are not sent.
+    - `forgotten`, `superseded`: messages of the state that are not sent: they precede a reset, or are superseded.
     - `question_as_stored`: True if the transcript has the question with the same text.
-    - `shared`: the tokens of which extra sections get shares, if this is less than `budget`.
+    - `shared`: if less than `budget`, extra sections get shares of this number of tokens.
     """
 
     messages: Sequence[BaseMessage]
@@ -102,7 +102,7 @@ class KeptWindow:
         return bool(rows)
 
     def digest(self, front: HASH, count: int) -> HASH:
-        """Return the digest `front`, continued with the first `count` cached messages."""
+        """Return a copy of the digest `front` to which the first `count` cached messages are added."""
         key = front.digest()
         state, done = front.copy(), 0
         if self._digest is not None and self._digest[0] == key and self._digest[2] <= count:
@@ -123,7 +123,7 @@ class KeptWindow:
 class Draft:
     """The messages chosen for a model call, before the extra sections (such as quotes) are searched and inserted.
 
-    - `chosen`: the indexes of the `pieces` to send or to exclude, and the lengths of cut ones.
+    - `chosen`: the indexes of the `pieces` to send and of those to exclude, and the new sizes of cut ones.
     - `window`: if the cached window is sent as a whole, the number of its messages (they are not in `pieces`); else 0.
     - `rooms`: the tokens reserved for each section that is still to be searched.
     - `unsendable`: messages that no provider accepts.
@@ -209,7 +209,7 @@ def exclusions(
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
-    """Return each `seq` that the window lacks, from `low` up to (but without) the question, with the reason."""
+    """Map each `seq` that is not in the window, from `low` up to the question (not included), to the reason."""
     messages, end = recollection.messages, recollection.end
     single = any(gap.reason in _SINGLE for gap in recollection.excluded)
     if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
@@ -218,7 +218,7 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
     superseded = _excluded_seqs(recollection, "superseded")
     read = folded.union(superseded, (row.seq for row in messages if row.seq is not None))
     high = end or max(read, default=0) + 1
-    # The other unread messages are notes of the system, which no window contains.
+    # All other messages in this range are notes of the system, which are never in a window.
     reasons: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
     reasons |= dict.fromkeys(folded, "folded")
     return reasons | dict.fromkeys(superseded, "superseded")
@@ -226,7 +226,7 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     """Count the earlier messages since the last reset that are neither sent nor part of a sent summary."""
-    # Some messages that were not read from the transcript are sent, because the state has them. Do not count them.
+    # Do not count messages that were not read from the transcript, but are sent because the state has them.
     window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
     again = len([piece for piece in window if is_utterance(piece.message)])
     gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
@@ -262,7 +262,7 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before `end`, the `seq` of the question, but no single messages (`_SINGLE`)."""
+    """Yield the excluded ranges before the question, whose `seq` is `end`. Skip single messages (`_SINGLE`)."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)

@@ -43,14 +43,14 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:
-    """Make a model report token counts in streams, as LangChain does only for OpenAI's own address."""
+    """Make a model report token counts in streams. By default, LangChain does this only for OpenAI's own address."""
     if getattr(model, "stream_usage", True) is None:
         cast("Any", model).stream_usage = True
     return model
 
 
 def trace_without_threads() -> None:
-    """Make LangSmith set up its runs on the current event loop while tracing is off.
+    """Make LangSmith set up its runs on the event loop instead of in OS threads while tracing is off.
 
     By default, LangSmith uses OS threads twice per model call. The setting applies to all agents of a process, so only
     Threadkeep's own processes use it.

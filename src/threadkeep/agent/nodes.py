@@ -63,7 +63,7 @@ class NodeTurn:
         return self
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Return the node's participation in the run's turn. If it takes no part, its memory stores nothing."""
+        """Return the node's participation in the run's turn. If it has none, it gets a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         site = site_in(options, config)
@@ -109,7 +109,7 @@ class NodeTurn:
             self._report()
             calls_tools = self.answered is None and isinstance(reply, AIMessage) and bool(reply.tool_calls)
             if error is not None or calls_tools:
-                # This call gives no answer, so free the number that it has claimed for an answer (see `RootRun`).
+                # This call gives no answer, so release the answer number that it has claimed (see `RootRun`).
                 part.root.release(part.author, part.key)
             if error is None:
                 await (turn.close("") if calls_tools else self._close())

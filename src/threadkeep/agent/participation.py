@@ -82,7 +82,7 @@ class OpenCalls:
                 await call.settle()
 
     async def settle_all(self) -> None:
-        """Store all answers held in memory, and the texts of unfinished model calls. Then raise the first error."""
+        """Store all answers held in memory, and the texts of unfinished model calls; finally raise the first error."""
         errors: list[Exception] = []
         for call in list(self.calls.values()):
             # A failure must not stop the storing of the other answers.
@@ -159,7 +159,7 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the turn of the root run, or begin this turn.
+        """Take part in the turn of the root run. If the turn has not begun, begin it with the question in `messages`.
 
         An agent becomes `silent` if its input is a text that the graph's code wrote. But if the turn began with such a
         text, the first agent that gets the caller's question begins a new turn.
@@ -184,10 +184,10 @@ class Participation:
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
     async def begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        """Return the turn. The first call begins it, and stores the question as the `before_model` hooks left it.
+        """Return the turn. The first call begins it, and stores the question as it is after the `before_model` hooks.
 
         Raises:
-            InvalidMessage, WrongUser, TurnInMemoryOnly: as for `OpenTurn.begin`; the session's next turn may begin.
+            InvalidMessage, WrongUser, TurnInMemoryOnly: see `OpenTurn.begin`. The session's next turn may then begin.
         """
         if self.turn is not None:
             return self.turn
@@ -210,7 +210,7 @@ class Participation:
             root.turn = turn
             for answer in turn.earlier:
                 root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
-            # The last message that the caller sent may be a stored answer of this agent.
+            # If the caller's last message is a stored answer of this agent, use that answer.
             last = root.sent[-1] if root.sent and not self._is_continued else None
             own = [one.id for one in turn.earlier if one.author == self.author]
             turn.answered = last if isinstance(last, AIMessage) and id_of(last) in own else None
@@ -219,7 +219,7 @@ class Participation:
             if self.task and (call := root_callbacks.call) is not None and call.is_continued:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
-                # A checkpoint may have answers of an earlier attempt, so a new run counts only those its caller sent.
+                # A checkpoint may have answers of an earlier attempt. A new run counts only those that its caller sent.
                 seen = () if not root.answers else messages if self._is_continued else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
@@ -228,8 +228,8 @@ class Participation:
     def _number_of_resumed(self, turn: OpenTurn, name: str, messages: Sequence[BaseMessage]) -> int | None:
         """Return this agent's answer number in a resumed run (from 1); None if the stored answers do not show it.
 
-        A task that LangGraph repeats keeps the number of its stored answer. Otherwise, return the next number after
-        the stored answers in `messages`; another run that was resumed at the same time may have the same number.
+        If LangGraph repeats a task, return the number of the task's stored answer. Otherwise, return the next number
+        after the stored answers in `messages`. Another run that is resumed at the same time may get the same number.
         """
         root = self.root
         earlier = [one for one in turn.earlier if one.author == self.author]
@@ -260,7 +260,7 @@ class Participation:
         return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """If a failure has freed the number of this answer among its author's answers, claim the number again."""
+        """Claim the number of this answer again if a failure has released it. If it is taken, claim a new number."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)
@@ -294,7 +294,7 @@ class Participation:
             return question
         ids = [id_of(one) or "" for one in question[end - 1 : end + 1]]
         found = await in_time(self.session, asyncio.gather(*map(self.session.find, ids)))
-        # A stored message without a run is (None,) here, and a message that is not stored is None.
+        # Put run ids into tuples: (None,) is a stored message without a run, and None a message that is not stored.
         asked, following = [row and (row.run_id,) for row in found or (None, None)]
         return question if asked == following else question[:end]
 
@@ -313,7 +313,7 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages of the question. Of each, prefer the version in `messages`, if it is there."""
+        """Return the messages of the question. If `messages` has one of them too, use the version in `messages`."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
@@ -371,7 +371,7 @@ class Participation:
         return turn
 
     def hand_over(self) -> None:
-        """Discard the answer held in memory and free its number, because a tool hands over to another agent."""
+        """Discard the answer held in memory and release its number, because a tool hands over to another agent."""
         self.discard()
         self.handed_over = True
         self.root.release(self.author, self.key)
@@ -389,7 +389,7 @@ class Participation:
         self.stop_waiting()
         self.text, self.status = answer, status
         writer = weakref.ref(runtime.stream_writer)
-        # These weak references are equal only if both refer to the same writer, and it still exists.
+        # Two weak references are equal only if both refer to the same writer, and this writer still exists.
         self._all_runs_known = self._all_runs_known and writer == self.writer
         self._runs = [run for run in self._runs if run() is not None] + [writer]
         self._check_later(_MOST_CHECKS)
@@ -436,7 +436,7 @@ class Participation:
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
         """Store the answer of a call that has ended. If another answer was stored instead, return that one.
 
-        After a text of the call was stored, only a complete answer can still be stored.
+        Once a text of the call is stored, only a complete answer can still be stored.
         """
         self.leave()
         if self.turn is None or (self._has_text_stored and status != "complete"):

@@ -1,4 +1,4 @@
-"""Prompts as text: the prompt of an event, and templates for models that accept no messages."""
+"""Prompts as text: the prompt of an event (a person's message), and templates for models that accept no messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ type Event = Mapping[str, Json]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of an event: its text and a stable id.
+    """The prompt of an event (a person's message with annotations): its text and a stable id.
 
     `message_id` is the id of the event's message, else the id of the event, else a hash of the text and of the
     annotations' ids and times. It is None if the event has none of these: the text alone does not identify a message.

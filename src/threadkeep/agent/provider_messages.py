@@ -149,7 +149,7 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
-    """Return the placeholder that the provider requires between `before` and `message` (None: the end), if any.
+    """Return the placeholder that the provider requires between two messages, if any. `message` is None at the end.
 
     Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Gemini
     also refuses tool calls after an answer. Mistral refuses a user message after a tool's result, which occurs if a
@@ -195,7 +195,7 @@ def _text(block: object) -> str:
 
 
 def _with_valid_calls(message: AIMessage, answered: Collection[str]) -> AIMessage:
-    """Return the message with valid calls only. Invalid calls in `answered` lose their arguments."""
+    """Return the message without invalid tool calls. Those in `answered` become valid calls without arguments."""
     message = without_empty_text(message)
     valid = [call for call in message.tool_calls if call["id"]]
     if len(valid) == len(message.tool_calls) and not message.invalid_tool_calls:
@@ -286,7 +286,7 @@ def superseded_indexes(messages: Sequence[BaseMessage], superseded: Collection[s
 def first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
     """Return the index in `before` of the first question after the last message that a reset hides.
 
-    `forgotten` has the hidden messages' ids. Return 0 if none is in `before`, or `len(before)` if no question follows.
+    `forgotten` has the hidden messages' ids. Return 0 if `before` has none of them, its length if no question follows.
     """
     index = max((index for index, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < index < len(before) and not isinstance(before[index], HumanMessage):

@@ -127,8 +127,8 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     """Return the question with which an agent begins a turn: the newest human messages, up to the caller's last one.
 
-    If the caller sent none of them, return the caller's own question, if the agent has it. In a branch (of `Send`)
-    without the caller's question, return None; elsewhere, return all of the newest human messages.
+    If the caller sent none of these messages, return the caller's own question if the agent has it. Otherwise, return
+    None in a branch of `Send` if the caller sent a question, and else all of the newest human messages.
     """
     question, own = question_before(messages), callers_question(messages)
     if ends := [at for at, message in enumerate(question, start=1) if id(message) in map(id, own)]:
@@ -223,8 +223,8 @@ def known_messages(
 
     A message is known if a row has its id, or if a row at a matching position has its text (or the digest of the text
     before middleware changed it). With `by_position`, an answer at the position of a stored answer is also known,
-    because clients may change the text of answers. Other human messages count as changed. But messages before the first
-    row do not: they may be older, or from the graph's code. If no message is known, none counts as changed.
+    because clients may change answers. A human message that is not known counts as changed, unless it precedes the
+    first row: it may be older, or from the graph's code. If no message is known, none counts as changed.
     """
     sent = _sent(messages, rows, digest)
     pairs = _aligned(sent, rows)
@@ -249,9 +249,9 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return the rows (at the indexes `beside`) for the unknown messages in `gap`; only answers if the numbers differ.
+    """Return rows, from those at the indexes `beside`, to match one for one with the unknown messages in `gap`.
 
-    Clients join, split and omit answers. So only the answers that directly follow a known message are matched.
+    If the numbers differ, return only answers directly after a known message: clients join, split or omit answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]
@@ -264,10 +264,10 @@ def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) 
 def known_beginning(
     question: Sequence[BaseMessage], rows: Sequence[Message], *, whole: bool, digest: Digest | None = None
 ) -> list[Message]:
-    """Return the rows of the first messages of a question that are already stored.
+    """Return the rows of those first messages of a question that are already stored.
 
-    The last message is always new. `rows` follow the last known message before the question. If no message before it is
-    known (`whole`), compare only the rows after the last answer, unless the question equals all user rows.
+    The question's last message is always new. `rows` follow the last known message before the question. If there is no
+    such message (`whole`), compare only rows after the last answer, unless the other messages equal all user rows.
     """
     first = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]

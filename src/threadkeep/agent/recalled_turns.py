@@ -99,7 +99,7 @@ def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | N
 
 
 def _room_of(memory: Memory, request: ExtraRequest, room: int) -> int:
-    """Return the token limit of the search. It is higher if another counter has counted the stored messages."""
+    """Return the token limit of the search. Make it higher if the stored messages were counted by another counter."""
     alike = request.counter in (memory.counter, memory.remembered_counts.remembering(memory.counter))
     return room if alike else room + room // _OTHER_COUNTS
 
@@ -124,7 +124,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     block = _block_of(found, quoted, indexes, request)
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(indexes) < len(found)):
-        # Select the turns again by the measured size, because another counter has counted the stored messages.
+        # The sizes were estimates from the counts of another counter. Select again, corrected by the measured size.
         indexes = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
         other = _block_of(found, quoted, indexes, request)
         block = other if other.entry.tokens <= room or tokens > room else block

@@ -162,7 +162,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return graph
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the graph's output. Store the classes of its Pydantic objects: a repeated turn restores them."""
+        """Return the graph's output. Remember the classes of its Pydantic objects: a repeated turn restores them."""
         state = turn.ending.output
         if turn.options.get("output_keys") == "messages":
             state = {"messages": state}
@@ -222,7 +222,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return has_saver(self._inner, turn.config) and (self._adds_messages or turn.ended is not None)
 
     def _prepare(self, turn: GraphTurn, saved: State | None, options: Mapping[str, Any]) -> None:
-        """Set the turn's graph and options. For a finished turn, set a graph that replays the turn's end."""
+        """Set the turn's graph and options. If the turn has already ended, set a graph that replays its end."""
         if self._begun_turns is not None:
             self._begun_turns.append(turn)
         if turn.ended is None:
@@ -293,10 +293,10 @@ def _configurable(graph: Runnable[Any, Any]) -> dict[str, Any]:
 
 
 def _update_to(reply: AIMessage, state: Any, config: RunnableConfig) -> tuple[RunnableConfig, list[list[StateUpdate]]]:
-    """Return the arguments of `bulk_update_state` that replace the last reply by another one.
+    """Return the arguments of `bulk_update_state` that replace the last reply with `reply`.
 
-    A reply that calls tools stays, because the tools' results need it. The writer `START` exists in every graph; `END`
-    removes the tasks that would run next.
+    A last reply that calls tools stays, because the tools' results need it. The update is written as `START`, which
+    exists in every graph. An empty update as `END` removes the tasks that would run next.
     """
     last = next(message for message in reversed(state["messages"]) if isinstance(message, AIMessage))
     removed = [] if last.tool_calls else [RemoveMessage(str(last.id))]

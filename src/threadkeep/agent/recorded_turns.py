@@ -254,7 +254,7 @@ class GraphTurn:
             await self._keep_end(self.part.turn, str(id_of(stored)), state)
             return None
         self.part.author = spoken.name
-        # If a resumed run has not stored the question yet, it is searched in these messages, which precede the reply.
+        # If a resumed run has not stored the question yet, `begin` finds it in these messages, which precede the reply.
         end = next((index for index, one in enumerate(messages) if one is spoken), len(messages))
         turn = await self.part.begin(messages[:end])
         turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
@@ -332,7 +332,7 @@ def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):
-        # An answer of the graph with the same id would replace an earlier answer, so give it a new id.
+        # Remove the ids of earlier answers. Otherwise, a new answer with the same id would replace an earlier one.
         found.append(to_langchain(row if row.role == "user" else row.with_fields(id=None)))
         next_run = None if following is None else following.run_id
         asked = row.role == "user" and row.run_id is not None and row.run_id not in spoken

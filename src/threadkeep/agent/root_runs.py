@@ -67,7 +67,7 @@ class RootRun:
     - `question`: the messages that began the turn.
     - `sent`: all messages that the caller sent with the question.
     - `turn`: the `OpenTurn` of the agent that stored the question.
-    - `recorded`: True to hold the session until the graph ends; False to hold it until an agent's answer is stored.
+    - `recorded`: True if the next turn waits until the graph ends; False if only until an agent's answer is stored.
     - `answers`: the complete answers of all speakers, in order; the `name` of an answer is its author.
 
     The answers of each author have numbers from 1. A call claims its number before it answers. If an answer with this
@@ -146,7 +146,7 @@ class RootRun:
             asked.clear()
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return True if the agent with these input messages takes part in the turn: they include the question."""
+        """Return True if an agent with these messages joins the turn: they have its question, or neither has one."""
         if not self.question:
             return not question_before(messages)
         ids = {id_of(message) for message in self.question}
@@ -160,7 +160,7 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages without copies of the question. If only a copy is left, it gets the question's id.
+        """Remove copies of the question. If the question itself is missing, keep a copy and give it the question's id.
 
         A message with the same text before an answer of an earlier turn is an earlier question, not a copy.
         """
@@ -181,7 +181,7 @@ class RootRun:
         return found
 
     def _earlier_turns(self, messages: Sequence[BaseMessage], by_text: Container[str]) -> int:
-        """Return the number of leading messages that belong to earlier turns."""
+        """Return the number of leading messages of earlier turns. `by_text` has the texts of this turn's question."""
         ids = {id_of(message) for message in self.question}
         asked = [index for index, message in enumerate(messages) if id_of(message) in ids] or [
             index for index, message in enumerate(messages) if _is_human(message, by_text)
@@ -205,7 +205,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def begin_attempt(self) -> bool:
-        """If LangGraph repeats nodes, free the numbers of their answers. Return True if this code is in such a node."""
+        """Release the answer numbers of nodes that LangGraph repeats. Return True if this code runs in such a node."""
         attempts = {namespace: attempt.run_id for namespace, attempt in root_callbacks.attempts.get().items()}
         if not attempts:
             return False
@@ -220,7 +220,7 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Claim a number, from 1, for a call's answer among its author's answers, and return it.
+        """Claim a number, from 1, for the answer of `call` among the answers of `author`, and return it.
 
         In a branch of `Send`, numbers begin at the branch's index plus 1, so a resumed branch gets its number again.
         """
@@ -231,7 +231,7 @@ class RootRun:
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Free the number that a call claimed for its answer: it handed over to another agent, or may be repeated."""
+        """Release the number of a call's answer, because the call handed over to another agent or may be repeated."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
@@ -269,8 +269,8 @@ class RootRun:
     def add_answer(self, message: BaseMessage, author: str | None, call: Hashable = None) -> None:
         """Add a complete answer of the turn, unless the turn already has it.
 
-        If middleware jumps back to the model, `call` answers again and needs a new number. So keep the number of this
-        answer under another key.
+        If middleware jumps back to the model, `call` answers again and needs a new number. So move the number of this
+        answer to another key.
         """
         if id_of(message) not in [one.id for one in self.answers]:
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))

@@ -90,7 +90,7 @@ def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMe
     mark = media_mark([message.content[index] for index in removed], _GONE)
     text = "\n".join(part for part in (text, mark) if part)
     texts = [n for n, block in enumerate(message.content) if is_text(block)]
-    # Keep reasoning and searches before the text, because providers require this order.
+    # Providers require that an assistant's reasoning and searches precede its text.
     position = texts[-1] if texts and isinstance(message, AIMessage) else 0
     others = [(n, block) for n, block in enumerate(message.content) if not is_text(block) and n not in removed]
     if not others:

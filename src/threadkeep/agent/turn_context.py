@@ -98,7 +98,7 @@ class TurnContext:
         self._hold = run_hold.get()
         self._begun: BegunTurn | None = None
         self._later_ids: set[str | None] = set()
-        # If later turns follow a repeated question: metadata that links the model's replies to it (`ANSWERS`).
+        # Metadata for the model's replies: if later turns follow a repeated question, `ANSWERS` links replies to it.
         self.mark: Mapping[str, str | None] = {}
 
     @property
@@ -204,7 +204,7 @@ class TurnContext:
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
-        """Return SQL that stores the call's record and the new start of history in the answer's transaction."""
+        """Return SQL for the answer's transaction: it stores the call's record, and the start of history if changed."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
             entry = None

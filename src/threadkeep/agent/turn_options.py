@@ -46,7 +46,7 @@ class TurnLearning(Protocol):
     def consider(self, session: Session, model: BaseChatModel | None, run_id: str) -> None:
         """Queue a session for learning after a turn, and return at once.
 
-        `model` is that of the agent. `run_id` is in the stored messages of the turn.
+        `model` is the agent's model. The turn's stored messages have the run id `run_id`.
         """
         ...
 
@@ -299,7 +299,7 @@ class ModelFacts:
 
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
-    """Return the facts of a model. The window is `override`, or it comes from the model's profile or name.
+    """Return the facts of a model. Its window is `override` or, if this is None, comes from its profile or name.
 
     `name` is the model name that a LangChain chat model sends to its provider, in a form that can be stored. `provider`
     is the provider that the model reports to tracers.

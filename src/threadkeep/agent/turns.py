@@ -50,7 +50,7 @@ _SHORT_TEXT: Final = 20
 
 
 def _continues(question: Message, row: Message) -> bool:
-    """Return True if a row is a partial answer, or a copy of a question: the same text of the same person, no file."""
+    """Return True if `row` is a partial answer, `question`, or its copy (long text of the same person, no file)."""
     is_long = len(question.content) >= _SHORT_TEXT and not question.content.endswith("]")
     is_copy = is_long and (row.role, row.author, row.content) == (question.role, question.author, question.content)
     return is_copy or row.id == question.id or row.status == "interrupted"
@@ -241,7 +241,7 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The question was deleted with its session. Set its id, so that its answer is not stored either.
+            # The question was deleted with its session. While its id is set, its answer is not stored either.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
@@ -369,7 +369,7 @@ class OpenTurn(TurnContext):
         )
 
     async def is_stored(self, message: BaseMessage) -> bool:
-        """Return True if the session has this message and it is not superseded. A database failure returns False."""
+        """Return True if the session has this message and it is not superseded; False also if the database fails."""
         stored = await self._find(id_of(message))
         return stored is not None and stored.superseded_at is None
 
