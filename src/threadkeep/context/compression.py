@@ -74,14 +74,14 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """Limits of the history in a call (window); None: no limit. A full window is cut to `step` times this limit."""
+    """Limits of the history (window) in a call; None means no limit. A full window is cut to `step` times these."""
 
     tokens: int | None = None
     messages: int | None = None
     step: float = 0.4
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """Return the sizes to cut the window to if messages of this extent nearly fill it, otherwise an empty tuple."""
+        """Return the sizes to cut the window to if messages of this extent nearly fill it, else an empty tuple."""
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
             keep.append(("tokens", max(1, int(self.tokens * self.step))))
@@ -207,7 +207,7 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """Return the size of equal parts of at most `room` tokens into which to split `total`; `room` if one is enough."""
+    """Divide `total` tokens into equal parts of at most `room`, and return their size; `room` if one part is enough."""
     return -(-total // -(-total // room)) if total > room else room
 
 

@@ -95,9 +95,9 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """Character sequences and their costs in tokens, for texts in one script or (the general ones) in any script.
+    """Character sequences and their costs in tokens: those of one script, or the general ones of all scripts.
 
-    kinds: sequences of byte kinds, which are letters (see `KINDS`). A script's first one is the kind of its lead bytes.
+    kinds: sequences of byte kinds, which are letters (see `KINDS`). A script's first entry is that of its lead bytes.
     text: sequences of characters.
     capitals: sequences in a text that was translated with the table `CAPITALS`.
     runs: a word, and a group of up to three digits; only in the general patterns.
@@ -302,7 +302,7 @@ _MOST_CHARACTERS = 10  # per token, so an estimate is at least a tenth of the ch
 
 
 def chars4(text: str) -> int:
-    """Return a quarter of the number of characters: fair for English, far too low for Chinese."""
+    """Return a quarter of the number of characters: a fair estimate for English, but far too low for Chinese."""
     return len(text) // 4
 
 

@@ -1,4 +1,4 @@
-"""Manifests: records of a model call: its messages' positions, ids and tokens, and why others are excluded; no text."""
+"""Manifests: records of model calls without texts: which messages were sent, their tokens, and why others were not."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class FactsLeftOut:
 
 @dataclass(frozen=True)
 class ConversationLocation:
-    """A conversation that an agent stores in a LangGraph store: its key, and the names that the agent's items use."""
+    """The location of a conversation that an agent stores in a LangGraph store, and the names of keys and fields."""
 
     key: str
     namespace: tuple[str, ...]
@@ -148,7 +148,7 @@ class Entry:
 class LeftOut:
     """A message that was not sent to the model, or a range of adjacent messages, and the reason.
 
-    `ContextManifest.excluded` lists messages of the transcript. A range here may include some of them too.
+    Messages of the transcript are in `ContextManifest.excluded`, but a range here may include some of them as well.
     """
 
     id: str | None

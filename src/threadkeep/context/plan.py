@@ -91,7 +91,7 @@ class ContextPlan:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras (facts, snippets, selected) that the call may have.
-            shared: the tokens of which each extra gets its share; by default `budget`.
+            shared: if less than `budget`, each extra gets its share of this number of tokens.
             newest: the tokens of the newest messages. If they exceed the window's share, at least half of the budget is
                 reserved for the window.
         """

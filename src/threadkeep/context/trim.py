@@ -67,7 +67,7 @@ class Plan:
     begin: the message at which history begins or, if there is no history, the turn.
     cut_back: True if history does not begin at the anchor.
     lasting: True if history was cut back, and begins at `begin` in later turns too. False if only the steps of this
-        turn (tool calls and results) push messages out, which later turns then send again.
+        turn (tool calls and results) push messages out: later turns then send these messages again.
     opened: True if `tokens` includes the opening message (see `plan`).
     """
 
@@ -254,7 +254,7 @@ class _Planner:
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
         """Cut history back: return its newest groups that fit `fraction` of the limits, at least the last exchange."""
-        # After the turn, its question and answer (2 messages) are part of history, so count them too.
+        # In the next turn, this turn's question and answer (2 messages) are part of history, so count them too.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
         # Compute the room without the turn's steps, so that history can begin at the same message in later turns. If
         # that is not possible, cut history for this turn only.

@@ -179,9 +179,9 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """Create a chooser. If `before_question` is true, the rows are the history before a question.
+        """Create a chooser. With `before_question`, the rows are the history before a question that is not among them.
 
-        The question is not a row. Then no message is cut, and the newest row is included even if it exceeds the budget.
+        In this case, no message is cut, and the newest row is included even if it exceeds the budget.
         """
         self._limits = limits
         self._counter = limits.counter or estimate

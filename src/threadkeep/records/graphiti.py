@@ -53,9 +53,9 @@ class GraphitiOptions:
     Turns are sent to the Graphiti groups of `scopes`, and facts are read from `recall_scopes`. `auto` means the session
     and the workspace, and also the user if the message mentions a preference or, for example, "my name".
 
-    A sent message must appear as an episode. If it does not, it is sent again, up to `max_attempts` times in all. The
-    wait is at least `confirm_seconds` after messages were last sent or confirmed. It grows with the number of
-    unconfirmed messages and with each attempt. If `promotes` is true, facts are sent too; consent must cover them.
+    A sent message must appear as an episode. If it does not, it is sent again, up to `max_attempts` times in all, but
+    not before `confirm_seconds` have passed since messages were last sent or confirmed. This wait grows with the number
+    of unconfirmed messages and with each attempt. If `promotes` is true, facts are sent too; consent must cover them.
     """
 
     endpoint: str = ""
@@ -135,9 +135,9 @@ class Consent:
 class Delivery:
     """A message or a promoted fact on its way to the Graphiti group of a scope. A message's text is in the transcript.
 
-    `sent`: it is being sent, or Graphiti has accepted it and will store it later. `confirmed`: Graphiti has shown it as
-    an episode. `dead`: it is not sent any more; `reason` says why. `repeats` counts how often it was queued again
-    because Graphiti had accepted it and never stored it.
+    Status `sent`: it is being sent, or Graphiti has accepted it and will store it later. `confirmed`: Graphiti has
+    shown it as an episode. `dead`: it is not sent any more; `reason` says why. `repeats` counts how often it was queued
+    again because Graphiti had accepted it and never stored it.
     """
 
     number: int

@@ -11,7 +11,7 @@ from threadkeep.errors import InvalidMessage
 
 type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
-# Checking for the most frequent types first is faster than checking for a mapping.
+# The most frequent types. Checking for them first is faster than checking for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _TEXT = frozenset({str})
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -84,7 +84,7 @@ class NewRun:
 
     A child run names its parent run, and the node that started it. `conversations` are the conversations that the run's
     agents store in addition to the session; the run waits for earlier turns of its session and of each of them.
-    `any_session` is True if the caller chose no session. A queued turn of another session may then take the message.
+    `any_session` is True if the caller chose no session. Its message may then join a queued turn of another session.
     """
 
     run_id: str

@@ -102,7 +102,7 @@ class Retention:
     delete: RetentionLimits = RetentionLimits()
 
     def __post_init__(self) -> None:
-        """Reject limits that are not `RetentionLimits`, because every retention round would fail with them."""
+        """Reject limits that are not `RetentionLimits`: with them, each later attempt to apply retention would fail."""
         if not isinstance(self.archive, RetentionLimits) or not isinstance(self.delete, RetentionLimits):
             raise InvalidInput("archive and delete must be RetentionLimits; RetentionLimits() means no limit.")
 

@@ -66,7 +66,7 @@ class TurnColumns:
         self.voices.append(voice)
 
     def extend(self, other: Self, episodes: int, changes: Sequence[float]) -> None:
-        """Append the turns of `other`. Add `episodes` to episode numbers and, turn by turn, `changes` to the priors."""
+        """Append the turns of `other`. Add `episodes` to their episode numbers, and `changes` to their priors."""
         self.ids += other.ids
         for column, priors in zip(self.priors, other.priors, strict=True):
             column.extend(map(add, priors, changes))
@@ -77,7 +77,7 @@ class TurnColumns:
         self.voices.extend(NOBODY if voice == NOBODY else voices[voice] for voice in other.voices)
 
     def negated_priors(self, begin: int) -> dict[str, list[tuple[float, int]]]:
-        """Map each speaker to pairs for their turns from `begin` on: negated prior (kind `other`), and position."""
+        """Map each speaker to their turns from `begin` on, as pairs (negated prior of kind `other`, position)."""
         names, priors = list(self.speakers), self.priors[-1]
         found: dict[str, list[tuple[float, int]]] = {}
         for index in range(begin, len(self)):
@@ -107,7 +107,7 @@ class TurnColumns:
         return found
 
     def voices_of(self, speaker: str) -> tuple[int, int]:
-        """Return a speaker's two numbers in the column `voices`: for turns without and with words such as "I"."""
+        """Return the two numbers of a speaker in the column `voices`: for turns without and with words such as "I"."""
         number = self.speakers.get(speaker, NOBODY)
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
@@ -125,10 +125,10 @@ _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache of how much of the query (0 to 1) a set of sources covers. A key has one bit for each source.
+    """A cache of the share of the query (0 to 1) that a set of sources covers. A key has one bit for each source.
 
-    A source is a term of the query, or a substitute for a term. If a set has several sources for one term, only the
-    best counts, which has the lowest bit.
+    A source is a term of the query, or a substitute for a term, such as a synonym. If a set has several sources for
+    one term, only the best of them counts: it has the lowest bit.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Coverage(dict[int, float]):
         self._counts: dict[int, tuple[float, int]] = {}
 
     def bit(self, term: int, part: float) -> int:
-        """Return the bit of a source for term number `term`. It counts as `part` (0 to 1) of the term's weight."""
+        """Return the bit of a source for term number `term`. The source has `part` (0 to 1) of the term's weight."""
         if (term, part) not in self._sources:
             self._sources.append((term, part))
         return 1 << self._sources.index((term, part))
@@ -206,7 +206,7 @@ class Hits:
             self._found[number] = self._found[number] or bool(positions)
 
     def _read[Value](self, positions: Sequence[int], values: Sequence[Value], left: int) -> Iterable[tuple[int, Value]]:
-        """Return about `left` of the positions with their values: the newest, and those near the best hits so far."""
+        """Return positions with their values: all or, if more than `left`, the newest and those near the best hits."""
         count = len(positions)
         if count <= left:
             return zip(positions, values, strict=True)
@@ -238,7 +238,7 @@ _BEST_TURNS = 3
 class Match:
     """The values that the index computes for a query, so that `Matching` can score turns.
 
-    dates: maps each episode near the days that the query names to two numbers (see `RecallIndex._dates`).
+    dates: maps each episode near a day in the query to its nearness, and to 1.0 or 0.0 (see `RecallIndex._dates`).
     certain: positions that are always scored: turns near these days, and turns with a similar embedding.
     telling: positions of informative turns, which are scored if there are few others to score.
     everybody: the number of speakers.
@@ -274,7 +274,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Map each episode with hits to the share of the query that they cover, and to its score divided by the best."""
+    """Map each episode with hits to the share of the query that they cover, and to its score (the best has 1.0)."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

@@ -77,7 +77,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a text. It is the slow part of `RecallIndex.add`, so a thread may compute it before."""
+    """Return the analysis of a text. This is the slow part of `RecallIndex.add`, so a caller may do it in a thread."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 
@@ -225,7 +225,7 @@ class RecallIndex:
         return meaningful(query[:_READ_CHARACTERS], self._names)
 
     def candidates(self, query: str) -> Iterator[tuple[str, Kind, dict[str, float]]]:
-        """Yield each scored turn's id, the query's kind of answer, and the turn's signals, for `bench.fit_recall`."""
+        """Yield each scored turn's id, the kind of answer asked for, and the turn's signals, for `bench.fit_recall`."""
         matching = self._matching(query, (), None, None)
         for position in matching.positions:
             yield self._columns.ids[position], matching.kind, matching.signals(position)
@@ -269,7 +269,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Map each episode that began near a span of days to its nearness (0 to 1), and to 1.0 if inside, else 0.0."""
+        """Map each episode that began near one of `spans` to its nearness (0 to 1), and to 1.0 if inside, else 0.0."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -352,7 +352,7 @@ def select(
     group_of: Callable[[str], Hashable] | None = None,
     group_cost: int = 0,
 ) -> list[Ranked]:
-    """Return the turns to quote, as many as fit, best first. Long turns count less than their score (`COST_SHARE`).
+    """Return the turns to quote, as many as fit, best first. A turn's score is reduced by its length (`COST_SHARE`).
 
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.

@@ -22,8 +22,8 @@ _SHORT = 4_000
 class Found:
     """The values of one query from which `Scoring` computes the scores of turns.
 
-    `episodes` maps an episode to the part of the score that each of its turns gets. `per_score` scales BM25 scores;
-    `per_when_score` does so for questions about a time, and is 0 for others.
+    `episodes` maps an episode to what it adds to the score of each of its turns. `per_score` scales BM25 scores.
+    `per_when_score` scales them in addition for questions about a time; for other questions it is 0.
     """
 
     hits: Hits
@@ -65,7 +65,7 @@ class Scoring:
         for position, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
             score = priors[position] + amounts[position] + shares.get(episodes[position], 0.0)
             if asked:
-                # Add the topics of the turn and its two neighbours. Reuse values if the previous turn was just scored.
+                # Add the topics of the turn and its neighbours. Reuse values if the position before was just scored.
                 if position == following:
                     before, here = here, after
                 else:
@@ -87,7 +87,7 @@ class Scoring:
         return scores
 
     def _windows(self, chosen: Sequence[int]) -> list[Sequence[int]]:
-        """Return, for each chosen position, the entries of `Hits.masks` there and up to `BESIDE` positions away."""
+        """Return the entries of `Hits.masks` at each chosen position, and up to `BESIDE` positions before and after."""
         found = self._found.hits.masks
         if len(self._columns) > _SHORT:
             get, none = found.get, repeat(0)
@@ -98,7 +98,7 @@ class Scoring:
         return [masks[position - BESIDE : position + BESIDE + 1] for position in chosen]
 
     def _amounts(self) -> list[float] | defaultdict[int, float]:
-        """Map each position to the part of its score that comes from BM25 scores, its own and its neighbours'."""
+        """Map each position to what BM25 scores (its own and those of its neighbours) add to its score."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
@@ -141,7 +141,7 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the factor of the `OF_MANY` weights. It grows with the number of turns that match nearly best."""
+        """Return the factor for `OF_MANY` weights. It grows with the number of turns that match (nearly) best."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))
@@ -243,7 +243,7 @@ class Likeness:
     """
 
     def __init__(self, by_position: Mapping[int, float], turns: int, columns: TurnColumns) -> None:
-        # The mean of a few similarities is not reliable, so assume some dissimilar turns in addition.
+        # The mean of only a few similarities is not reliable, so add the similarity of some assumed dissimilar turns.
         assumed = min(_ASSUMED_DISSIMILAR, turns - len(by_position))
         known = [*by_position.values(), *[min(0.0, *by_position.values())] * assumed]
         mean = self._mean = math.fsum(known) / len(known)

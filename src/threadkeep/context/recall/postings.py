@@ -80,9 +80,9 @@ class Postings:
         return found
 
     def extend(self, other: Self, begin: int, turns: Sequence[int]) -> list[float]:
-        """Append the turns of `other`. `turns` has their positions there, and `begin` is added to each position.
+        """Append the turns of `other`. `turns` has their positions in `other`; `begin` is added to each position.
 
-        The rarity of a turn's terms depends on all turns before it. Return its change, by position in `other`.
+        The rarity of a turn's terms depends on all turns before it. Return how it changes, by position in `other`.
         """
         end = max(turns, default=-1) + 1
         counts, alone, behind = [0] * end, [0.0] * end, [0.0] * end
@@ -178,7 +178,7 @@ def _letters_of(term: str) -> int:
 
 
 def beside(positions: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Yield the indexes of `positions` with a value near one of `known`, and all from `first` on. Both are sorted."""
+    """Yield the indexes of `positions` that are near one of `known` (both sorted), then all indexes from `first` on."""
     last = -1
     for position in known:
         index = max(bisect_left(positions, position - _REACH, 0, first), last + 1)

@@ -88,7 +88,7 @@ _RELATIVE_DAYS = {
     for kind, length in (("day", 1), ("week", 7), ("month", 30), ("year", 365))
     for word, which in _WORDS[kind].items()
 }
-# The end of a word. Japanese and Korean have no space there; Turkish adds endings after an apostrophe.
+# The end of a word. In Japanese and Korean, no space follows it. Turkish adds endings after an apostrophe.
 _END = r"(?:['’]\w{1,5})?(?!\w)|(?<=[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])"
 _OTHER_MONTH = _any_of(_WORDS["name"])
 _OTHER_COUNT = rf"\d{{1,3}}|{_any_of(_WORDS['number'])}"
