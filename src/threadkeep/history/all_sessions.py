@@ -28,7 +28,7 @@ async def runs_in(
 ) -> AsyncIterator[list[str]]:
     """Yield the ids of the runs that stored messages in a session, one list per page; newest first, each id once.
 
-    Pages grow from `page_size` messages up to `LONGEST_PAGE`. Reading stops after the page with a message from before
+    Pages grow from `page_size` messages up to `LONGEST_PAGE`. Reading stops after a page with a message older than
     `since`. If the session is a branch, copied messages are skipped, because their runs belong to the parent session.
     """
     try:
@@ -64,7 +64,7 @@ async def calls_in(
 ) -> list[StoredManifest]:
     """Return up to `limit` records of a conversation's model calls, sorted by run, newest first.
 
-    If `before` is given, begin after this cursor, which is the `cursor` of the last record of the previous page.
+    `before` is the `cursor` of the last record on the previous page, if there is one. The result begins after it.
     """
     if limit < 1:
         raise InvalidInput("A page of manifests has at least one entry; use a limit from 1.")
@@ -130,7 +130,7 @@ class AllSessions:
         return found[:cut], _cursor_of(found[:cut][-1])
 
     async def locations(self) -> list[tuple[GraphLayout | None, Memory]]:
-        """Return pairs: None with the main memory, then each layout of agents' conversations with its memory."""
+        """Return pairs of layout and memory: None and the main memory, then each layout of agents' conversations."""
         return [(None, self._memory), *[one async for one in self._namespaces()]]
 
     async def memory_of(self, layout: GraphLayout | None) -> Memory:
@@ -252,7 +252,7 @@ def _cursor_of(info: SessionInfo) -> SessionCursor:
 
 
 class AllRetention:
-    """The archiving and deletion of old data of all sessions and conversations, by the pruner of each memory."""
+    """A service that archives and deletes old data of all sessions and conversations."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -313,7 +313,7 @@ class AllRetention:
         raise SessionNotFound(session_id)
 
     async def _chosen(self, session_ids: Sequence[str], user_id: str | None) -> list[tuple[Pruner, list[str]]]:
-        """Return the pruner of each memory that has any of the sessions, with the ids of these; without ids, all."""
+        """Return the pruner of each memory that has some of the sessions, with their ids; without ids, all pruners."""
         wanted = list(dict.fromkeys(session_ids))
         for session_id in wanted:
             check_session_id(session_id)

@@ -74,7 +74,7 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """A line of an export: a summary. It comes after the messages that it covers, as far as they still exist."""
+    """A line of an export: a summary. The messages that it covers come before it, unless they were deleted."""
 
     session_id: str
     archived: ArchivedSummary

@@ -151,7 +151,7 @@ class MemoryLoop:
 
 
 class Wrapper[W]:
-    """An object whose blocking methods call the methods of an asynchronous object on its memory's event loop."""
+    """A wrapper of an asynchronous object. Its blocking methods run the object's methods on the memory's event loop."""
 
     def __init__(self, asynchronous: W, loop: MemoryLoop) -> None:
         self._asynchronous = asynchronous

@@ -156,7 +156,7 @@ _MOST_PIECES = 32
 class CompressionRequest:
     """A request to write summaries of a session's older messages.
 
-    `budget` is the token budget of a model call, for sizes given as fractions. All messages up to `left_out_upto_seq`
+    Sizes that are fractions refer to `budget`, the token budget of a model call. Messages up to `left_out_upto_seq`
     are summarised even before the trigger, because they did not fit a window. The oldest messages of a nearly full
     `window` are summarised too. If an earlier pass did not finish its range, `upto_seq` is the end of this range.
     """
@@ -190,7 +190,7 @@ class Part:
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Return True if a summary may be due: messages without one reach `trigger`, fill a window or were left out."""
+    """Return True if messages without a summary reach `trigger`, nearly fill a window, or were left out of one."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
@@ -270,7 +270,7 @@ class RangeReader:
 def _tail_start(
     rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
 ) -> int | None:
-    """Return the `seq` of the first message that is not summarised, or None if older rows are needed to find it."""
+    """Return the `seq` of the first message to leave unsummarised, or None if older rows are needed to find it."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):

@@ -1,4 +1,4 @@
-"""The compression of sessions in the background, which replaces older messages in prompts with summaries.
+"""The compression of sessions in the background: summaries replace older messages in prompts.
 
 `consider` is called after an answer is stored, and returns at once. A failed compression leaves earlier summaries
 unchanged. The session is then skipped for a while, longer after each further failure. Another process can try again,
@@ -168,11 +168,11 @@ class Compressor:
             await writer.compress()
             self._troubles.pop(session_id, None)
             if writer.rest is not None:
-                # Queue the rest last, so that other sessions do not wait for a session with a long history.
+                # Queue the remaining work last, so that other sessions do not wait for one with a long history.
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a request last, in place of the session's queued one; keep the highest `left_out_upto_seq` of both."""
+        """Queue a request last, and drop an earlier request of its session; keep the highest `left_out_upto_seq`."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)

@@ -135,7 +135,8 @@ class ConversationIndex:
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
         """Add turns that were taken back or replaced to `superseded`. Return False if the index must be built again.
 
-        Build it again if a text was erased, whose words must not stay, or if it has summaries, which may be outdated.
+        This is the case if a text was erased, because its words must not stay, or if summaries are indexed, because
+        they may be outdated.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)
@@ -174,7 +175,7 @@ class ConversationIndex:
     async def catch_up(
         self, info: SessionInfo, transcripts: Transcripts, summaries: Sequence[Summary] = (), most: int = MOST_TURNS
     ) -> None:
-        """Index those of a session's newest `most` messages that are not indexed yet; let other tasks run in between.
+        """Index a session's newest `most` messages, unless they are indexed already. Let other tasks run in between.
 
         For a session that is new in the index, the `summaries` are indexed first.
         """
@@ -359,6 +360,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # If some messages of the range were taken back or replaced, `newest` adds older messages: skip these.
+            # If messages of the range were taken back or replaced, `newest` fills the page with older ones: skip them.
             if (message.seq or 0) >= start:
                 yield message

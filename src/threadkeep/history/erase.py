@@ -72,7 +72,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
-        """Return `wanted` with all ids that an interrupted erasure has recorded, and with the scope of its record."""
+        """Return `wanted` with all ids that an interrupted erasure recorded, and with `noted`, the record's name."""
         subject = _subject(wanted, await self._digest(dry_run=dry_run))
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
@@ -149,7 +149,7 @@ class Eraser:
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def _elsewhere(self, wanted: Erasable) -> list[str]:
-        """Describe data about the person or session that stay, such as branches, which must be erased separately."""
+        """Describe remaining data about the person or session, such as branches, which must be erased separately."""
         found: list[str] = []
         if episodes := await self.rows.episodes_elsewhere(wanted):
             found.append(f"{episodes} episodes in Graphiti's groups of workspaces and of sessions of others")
@@ -160,7 +160,7 @@ class Eraser:
         return found
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
-        """Check a receipt's signature, that its person or session has no data left, and that the erasure has ended."""
+        """Check a receipt's signature, and that the erasure has ended and left no data of the person or session."""
         check_argument("receipt", receipt, EraseReceipt, required=True)
         digest = await self._digest()
         signature = digest(replace(receipt, signature="").signed_text())
@@ -293,7 +293,7 @@ class Eraser:
         return [(await self._memory.graph_store(), namespace, key) for namespace, key in found]
 
     async def _named(self, wanted: Erasable, *, others: bool) -> list[tuple[str, ...]]:
-        """Return the namespaces with the person's id: those that name another user too if `others`, otherwise the rest.
+        """Return the namespaces with the person's id; `others` says whether they also contain another user's id.
 
         A namespace with another user is not erased: the person's id may be a common word such as `memories`.
         """
@@ -318,7 +318,7 @@ class Eraser:
     async def _digest(self, *, dry_run: bool = False) -> Callable[[str], str]:
         digest = await self._memory.text_digests.digest()
         if digest is None and dry_run:
-            # Use a random digest: nobody verifies the receipt of a dry run, and without a key no erasure has begun.
+            # Without the key, use a random digest: nobody verifies this receipt, and no erasure can have begun.
             return lambda text: secrets.token_hex(16)
         if digest is None:
             raise StoreUnavailable(

@@ -77,7 +77,6 @@ class _Numbering:
         return seq - self._earlier[number - 1] - (min(seq, last) - first + 1)
 
     def of_info(self, info: SessionInfo) -> SessionInfo:
-        """Return the session's metadata with exported positions."""
         return replace(info, reset_seq=self.of_seq(info.reset_seq), archived_seq=self.of_seq(info.archived_seq))
 
     def of_message(self, message: Message) -> Message:
@@ -87,7 +86,6 @@ class _Numbering:
         return message.with_fields(seq=self.of_seq(message.seq or 0), superseded_at=None, superseded_by=None)
 
     def of_summary(self, archived: ArchivedSummary) -> ArchivedSummary:
-        """Return a summary with the exported positions of its messages."""
         summary = archived.summary
         first, last = self.of_seq(summary.first_seq - 1) + 1, self.of_seq(summary.last_seq)
         return replace(archived, summary=replace(summary, first_seq=first, last_seq=last))
@@ -229,6 +227,6 @@ async def _with_origin(info: SessionInfo, memory: Memory, view: View) -> Session
 
 
 def _beginning_with(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
-    """Return the metadata of a session that begins with `messages`: earlier messages count as deleted."""
+    """Return the metadata of a session as if it began with `messages` and all earlier messages had been deleted."""
     deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
     return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

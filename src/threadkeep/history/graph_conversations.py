@@ -160,7 +160,7 @@ def location_in(layout: GraphLayout, key: str) -> ConversationLocation:
 
 
 def order_name(layout: GraphLayout, key: str) -> str:
-    """Return the name of a conversation for the queue that orders its turns; no session id is equal to such a name."""
+    """Return the name of the queue that orders a conversation's turns. No session id can be equal to this name."""
     parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
     return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 

@@ -143,7 +143,7 @@ def whole_refusal(value: str) -> Reason | None:
 
 
 def check_key(key: str) -> None:
-    """Reject an invalid key from a template; `check_session_id` accepts other session ids too.
+    """Reject an invalid key. The rules are stricter than the rules of `check_session_id` for other session ids.
 
     Raises:
         InvalidKey: the key is not valid; the message does not repeat it.
@@ -313,11 +313,11 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    """Return a text, escaped, or a number as a part of a key: "" if it is blank, None for other types."""
+    """Return a text or a number as a part of a key, escaped if necessary: "" if blank, None for other types."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        # No key has room for a number beyond the range of floats, and str() refuses the largest ones.
+        # A number beyond the range of floats is too long for any key, and str() refuses very large numbers.
         return f"{int(value):d}" if value.bit_length() <= 1024 else "9" * (MAX_KEY_CHARACTERS + 1)
     if isinstance(value, str):
         # The beginning of a long text exceeds the limit already, because escaping never shortens it.

@@ -39,7 +39,7 @@ _FOR_GOOD_DAYS = 36_500  # a longer retention counts as forever
 
 
 class Manifests:
-    """The manifests of a memory: those in the queue, which are still to be written, and those in the database.
+    """A memory's manifests (records of model calls), some still queued, the others in the database.
 
     `retention_days` is the number of days for which manifests are kept: None means forever, 0 stores none.
     """
@@ -146,7 +146,7 @@ class Manifests:
             except (StoreError, TimeoutError) as error:
                 self._notify_failure(error)
             finally:
-                # Put them back at the head of the queue; some may be stored already.
+                # Put the records to try again back at the head of the queue, although some may be stored already.
                 self._waiting.extendleft(replace(entry, again=True) for entry in reversed([*again, *group]))
                 self._characters += sum(map(_weight, [*again, *group]))
                 self._drop_the_oldest()

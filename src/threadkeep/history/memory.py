@@ -230,7 +230,7 @@ class Memory:
             self.session_cache.forget(session_id)
 
     async def memory_of(self, conversation: ConversationLocation) -> Self:
-        """Return the memory of a conversation: an open one that has its messages, or else one opened for its layout.
+        """Return the memory that has a conversation's messages, if it is open, or else a memory of its layout.
 
         Raises:
             StoreUnavailable: the database of the LangGraph store does not answer.
@@ -341,7 +341,7 @@ class Memory:
             await asyncio.wait(self._unfinished)
 
     def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> Session:
-        """Return the session with an id; nothing is read or written yet.
+        """Return the session with this id; nothing is read or written yet.
 
         With a workspace, messages of the session belong to that workspace.
 

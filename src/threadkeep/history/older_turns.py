@@ -59,7 +59,7 @@ class Search:
     """A query for older turns, and the session or user to search.
 
     `recent` are the last turns before the query, oldest first, to which "it" and "that" may refer. The search skips
-    messages whose `seq` is in `known`, because they are already in the prompt, and messages from the `seq` `before` on.
+    messages that are already in the prompt (their `seq` is in `known`), or whose `seq` is `before` or higher.
     `asker` is the name of the person who asks; None means any user.
     """
 
@@ -238,7 +238,7 @@ class OlderTurns:
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
     ) -> None:
-        """Store in the database the indexes of sessions that have grown enough, in a background task."""
+        """Start a background task that stores the indexes that have grown enough in the database."""
         grown = stored.grown(index, infos, of_user=key[0] == "user")
         if grown and (index.storing is None or index.storing.done()):
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}
@@ -249,7 +249,7 @@ class OlderTurns:
     async def _searchable(
         self, key: tuple[RecallScope, str], index: ConversationIndex, infos: dict[str, SessionInfo]
     ) -> ConversationIndex:
-        """Return the index of the whole conversation or, while it is being built, that of its newest messages."""
+        """Return the index of the whole conversation; while it is being built, the index of the newest messages."""
         if key in self._tasks and index.newest is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(index.has_newest.wait(), _NEWEST_SECONDS)
@@ -318,7 +318,7 @@ def _is_long(infos: Mapping[str, SessionInfo]) -> bool:
 
 
 def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
-    """Return how many messages of each session to index: `most` in all, those of the newest sessions first."""
+    """Return how many messages of each session to index: `most` in all, beginning with the newest sessions."""
     allowed: dict[str, int] = {}
     for session_id, info in reversed(list(infos.items())):
         if (count := min(messages_of(info), MOST_TURNS, most)) > 0:
@@ -334,7 +334,6 @@ def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[P
 
 
 def _summary_turn(summary: Summary) -> FoundTurn:
-    """Return a summary as a `FoundTurn`, with the summary's text as the message."""
     text = " ".join(summary.text.split())
     author = f"summary of messages {summary.first_seq} to {summary.last_seq}"
     message = Message(

@@ -101,7 +101,7 @@ def _session_backend(
     options: MemoryOptions,
     observers: Observers,
 ) -> Backend:
-    """Return the stores and services for the memory's own sessions, which use the opened transcripts."""
+    """Return the stores and services for the memory's own sessions. They use the transcripts of `backend`."""
     transcripts, clock = backend.transcripts, options.clock
     # Do not write pending turns to disk if the database itself is in memory.
     folder = None if address.in_memory else folder_of(address, options.pending.folder)

@@ -116,7 +116,7 @@ class PendingTurns:
 
     @property
     def entries(self) -> tuple[PendingTurn, ...]:
-        """The pending turns, oldest first; in a memory's main object, also the turns of its namespaces."""
+        """The pending turns, oldest first. A memory's main object also lists the turns of its store namespaces."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
@@ -125,7 +125,7 @@ class PendingTurns:
         return sum(len(each.own) for each in self._all)
 
     def turns_of(self, session_id: str) -> list[Turn]:
-        """Return a session's unwritten turns in order, except rejected ones, for which later turns need not wait."""
+        """Return a session's unwritten turns in order, without rejected turns: later turns need not wait for them."""
         return [entry.turn for entry in self.own if entry.turn.session_id == session_id and not entry.refused]
 
     @property
@@ -222,7 +222,7 @@ class PendingTurns:
         return next((one for one in pending if one.answer_key == key and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
-        """Record that a caller receives this pending answer. It later replaces any answer that no caller received."""
+        """Record that a caller receives this pending answer. Later it replaces any answer that no caller received."""
         for entry in self.own:
             if message in entry.turn.messages and entry.turn.told_at is None:
                 entry.turn = replace(entry.turn, told_at=self._clock())
@@ -273,7 +273,7 @@ class PendingTurns:
                 await each._drop(entry.entry_id)  # noqa: SLF001 - ours
 
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool:
-        """Delete a session with its pending turns; return False if there is none, or if run `run_id` may not do so.
+        """Delete a session with its pending turns; return False if it did not exist or run `run_id` may not delete it.
 
         During the deletion, pending turns are not written; a turn that becomes pending meanwhile stays. Cancelling the
         caller, for example by deleting its own run, does not interrupt the deletion: pending turns that are left would
@@ -304,7 +304,7 @@ class PendingTurns:
         blocked: set[str] = set()
         timeouts = 0
         tried: set[str] = set()
-        # Also try turns that become pending during the loop, or those of a busy session might never be written.
+        # Also try turns that become pending during the loop. A busy session's turns might otherwise never be written.
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
             entry.tries += 1
@@ -349,7 +349,7 @@ class PendingTurns:
         return True
 
     async def _append_again(self, turn: Turn) -> None:
-        """Write a turn again after a caller received its answer. It replaces a stored answer that nobody received."""
+        """Write a turn again after a caller received its answer. This replaces a stored answer that nobody received."""
         with contextlib.suppress(QuestionGone):
             receipt = await self._transcripts.append(turn)
             for message_id in receipt.duplicates:
@@ -376,7 +376,7 @@ class PendingTurns:
         return receipt
 
     async def _renamed(self, turn: Turn, receipt: Receipt, *, is_new: bool) -> Turn | None:
-        """Return the turn with a new, reproducible id for its answer, or None if none is needed."""
+        """Return the turn with a new, reproducible id for its answer, or None if the answer needs no new id."""
         answer = turn.messages[-1]
         if answer.answers is None or len(turn.messages) > 1 or answer.id not in receipt.duplicates:
             return None
@@ -419,7 +419,7 @@ class PendingTurns:
         await self._files.keep(self.own, self._report_failure)
 
     async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
-        """Report that an attempt to write a turn failed. If the type of its error has changed, record it on disk."""
+        """Report that an attempt to write a turn failed. If the error has a new type, record the type on disk."""
         self._report_failure(entry.turn, error)
         kind = type(error).__name__
         if kind != entry.error:

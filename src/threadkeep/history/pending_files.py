@@ -158,7 +158,7 @@ class PendingFiles:
             await self._change(entry, SpoolFile.renew)
 
     async def done(self, entry: PendingTurn) -> None:
-        """Remove from its file a turn that is no longer pending, after any write that is in progress."""
+        """Remove a turn that is no longer pending from its file. If a write is in progress, wait for its end."""
         await self._change(entry, SpoolFile.done)
 
     async def _change(self, entry: PendingTurn, change: Callable[[SpoolFile, PendingTurn], None]) -> None:
@@ -174,7 +174,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """A file of turns to write to the database. Its process writes them; if it is dead, the next process does."""
+    """A file of turns that wait to be written by the process of the file or, if that is dead, by the next process."""
 
     path: Path
     live: bool
@@ -210,7 +210,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return True if the process of a file is alive and may still write to it, and the file's content."""
+    """Return whether the process of a file is alive and may still write to the file, and the file's content."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

@@ -1,4 +1,4 @@
-"""The reading of a session's newest messages: for windows, which have limits, and for model calls."""
+"""The reading of a session's newest messages within limits: as a window, or as the history for a model call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Past:
         before_id: the history ends before this message. If it is not stored (its write may be pending), all messages
             are history.
         before_seq: the `seq` of this message, if known.
-        questions: how many messages are current questions and so not history; `before_id` is the last of them.
+        questions: the number of questions to answer now, which are not history; `before_id` is the last of them.
         known_ids: the ids of messages that the caller has. The result names those that are superseded, and those that
             are among the newest 200 messages before the last reset.
         profile: the name of the agents whose windows begin at the same stored message, the anchor. Without a profile,
@@ -93,7 +93,7 @@ class Recollection:
 
     @property
     def end(self) -> int | None:
-        """The `seq` at which the history ends, that of the first question to answer now, if it is known."""
+        """The `seq` of the first question to answer now, at which the history ends; None if it is unknown."""
         return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def without_failures(self) -> Recollection:
@@ -163,7 +163,7 @@ class WindowReader:
     async def _whole(
         self, known: SessionRows | None, begin: int, before: int, limits: Limits
     ) -> tuple[tuple[Message, ...], Sequence[tuple[int, int]], SessionRows] | None:
-        """Return the messages from `begin` to `before`, and superseded ranges, if all are cached and fit the limits."""
+        """Return the messages from `begin` to `before` and the superseded ranges; None if not all are cached or fit."""
         if known is None or limits.nothing or limits.counter is None or known.first_seq > begin:
             return None
         if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):
@@ -234,7 +234,7 @@ class WindowReader:
     def statements(
         self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
     ) -> list[Statement]:
-        """Return the SQL statements for a `ReadPast`: its state, and up to `limit` rows from the last cached one on."""
+        """Return the SQL statements that read the state and up to `limit` rows, from the last cached row on."""
         after = 0 if known is None else known.last_seq - 1
         return [
             self.contexts.state_statement(self.session_id, profile, user_id=self.user_id),
@@ -276,7 +276,7 @@ class WindowReader:
         )
 
     async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
-        """Return the ids among `known_ids` that the newest 200 messages before the last reset have."""
+        """Return the ids in `known_ids` that belong to the newest 200 messages before the last reset."""
         if not known_ids:
             return frozenset()
         before = known.forgotten if known is not None else None
@@ -318,7 +318,7 @@ class _Pages:
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the last deleted, reset, archived or summarised `seq`, and the excluded ranges up to this `seq`."""
+    """Return the `seq` of the last deleted, reset, archived or summarised message, and the excluded ranges up to it."""
     gaps: list[Exclusion] = []
     last = state.deleted_seq
     if state.reset_seq > last:

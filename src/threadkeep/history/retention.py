@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 type Retaining = RetentionRows | ConversationRetention
 """The sessions in tables or in a LangGraph store; see the guarantees of `RetentionRows`."""
 
-# Appends wait while a step removes messages, so the next step is smaller if one takes longer than this.
+# Appends wait while a step removes messages. If a step takes longer than this, the next step is smaller.
 _LONG_STEP_SECONDS = 0.03
 _LEAST_MESSAGES = 25
 
@@ -78,7 +78,7 @@ class Pruned(Counts):
 
     @property
     def messages(self) -> int:
-        """The number of archived messages plus that of deleted messages."""
+        """The total number of archived and deleted messages."""
         return self.archived.messages + self.deleted.messages
 
 
@@ -301,7 +301,7 @@ class Pruner:
             after = page[-1].session_id if len(page) == _PAGE_SESSIONS else None
 
     async def _removals(self, session: Prunable, rules: Retention, now: datetime) -> list[Removal]:
-        """Return the ranges of a session's messages that are to be deleted and archived now."""
+        """Return the ranges of a session's messages to delete and to archive now."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
         if not self._rows.archives or (deletion is not None and deletion.whole_session):

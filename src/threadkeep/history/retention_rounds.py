@@ -50,7 +50,7 @@ class Round[R: Counts]:
         return True
 
     async def end_step(self, removed: R) -> float:
-        """Count the removals of a step, then pause; return the seconds of the step itself."""
+        """Count the removals of a step, then pause. Return the seconds that the step took, without the pause."""
         seconds = time.perf_counter() - self._begun
         self.count(removed)
         await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
@@ -74,7 +74,7 @@ class Scheduled(Protocol):
 
 
 class RetentionSchedule:
-    """A schedule of rounds that remove old data; one process runs each. A failed round is reported and repeated."""
+    """A schedule of rounds that remove old data. One process runs a round. A failed round is reported and repeated."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class RetentionSchedule:
                 await self.make_round()
 
     async def make_round(self) -> bool:
-        """Run a round of removals; return False if none is due, nothing is to be removed, or another process runs it.
+        """Run a round of removals; return False if none is due, there is nothing to remove, or another process runs it.
 
         Raises:
             StoreError: the database is not available; completed steps stay done.
@@ -242,7 +242,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # All rows are deleted now. `large.events` may still be above 0, because a row can have many events.
+                    # No rows are left. `large.events` may still be above 0: it counts events, and rows can have many.
                     break
             group = [large]
         if not await work.begin_step():

@@ -88,7 +88,7 @@ async def in_time[T](
 
 
 class Session:
-    """A session with an id; creating the object reads nothing.
+    """A session: the conversation under one id. Creating the object reads nothing.
 
     If `user_id` is given, only this user's session is visible. If another user or no one owns the session, reads find
     nothing, and storing or superseding messages raises `WrongUser`. The user of the first turn becomes the owner.
@@ -244,7 +244,7 @@ class Session:
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """Return the session's messages that this process has yet to write, in order; only the user's if one is set."""
+        """Return the session's messages that this process has yet to write, in order; with a user, only this user's."""
         turns = self._pending.turns_of(self.session_id)
         return tuple([one for turn in turns if self.user_id in (None, turn.user_id) for one in turn.messages])
 
@@ -270,7 +270,7 @@ class Session:
             raise
 
     async def find(self, message_id: str) -> Message | None:
-        """Return the message with an id, even if it is superseded or not written yet, or None."""
+        """Return the message with this id, even if it is superseded or not written yet; None if there is none."""
         check_argument("message_id", message_id, str, required=True)
         for message in self.waiting():
             if message.id == message_id:
@@ -287,7 +287,7 @@ class Session:
         return await self._if_visible(lambda: self._transcripts.superseded(self.session_id), [])
 
     async def answers_to(self, question: Message) -> list[Message]:
-        """Return the complete answers to a message, one for each author and `ordinal`, in order, pending ones last."""
+        """Return the complete answers to a message in order, pending answers last; one per author and `ordinal`."""
         check_argument("question", question, Message, required=True)
         waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
         if question.seq is None:
@@ -295,7 +295,7 @@ class Session:
         stored: list[Message] = await self._if_visible(
             lambda: self._transcripts.answers_to(self.session_id, question), []
         )
-        # A node of a workflow has added each message with an id `<run id>:<node>`, so leave these out.
+        # Leave out messages that nodes of workflows added: they name no question, and their id is `<run id>:<node>`.
         stored = [one for one in stored if one.answers is not None or not str(one.id).startswith(f"{one.run_id}:")]
         known = {key for one in stored for key in _keys(one)}
         return [*stored, *(one for one in waiting if known.isdisjoint(_keys(one)))]
@@ -379,12 +379,12 @@ class Session:
             return
         async with ReportedRead(self._events):
             info = await self._transcripts.session(self.session_id)
-        # Since the first read, which found no session of this user, the user may have created one.
+        # The first read found no session of this user, but the user may have created one since then.
         if info is not None and info.user_id != self.user_id:
             raise WrongUser(self.session_id)
 
     async def count(self, *, view: View = "active") -> int:
-        """Return the number of messages (in the view `history`, with superseded ones), or 0 if there is no session."""
+        """Return the number of messages, or 0 if there is no session. The view `history` includes superseded ones."""
         _check_view(view)
         info = await self._info()
         if info is None:
@@ -532,12 +532,12 @@ class Session:
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """Create and return a session with copies of this session's active messages, all or up to the `seq` `at`.
+        """Create and return a session with copies of this session's active messages, up to the `seq` `at` or all.
 
-        The copies keep their ids and times, and are numbered from 1. If the message `at` is superseded, the messages
-        that were active just before that are copied. Title, tags, metadata, the last reset, retention limits, and
-        summaries that cover only copied messages are copied too. Repeating the call with this `session_id` changes
-        nothing.
+        The copies keep their ids and times, and are numbered from 1. If the message `at` is superseded, the copies
+        are the messages that were active just before it was superseded. Title, tags, metadata, the last reset,
+        retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
+        `session_id` changes nothing.
 
         Raises:
             SessionNotFound: there is no such session.
@@ -564,7 +564,7 @@ class Session:
             return await self._transcripts.supersede(replace(superseding, user_id=self.user_id))
 
     async def append_instead(self, messages: Sequence[Message], seq: int, seen: tuple[int, int]) -> bool:
-        """Supersede the messages after a `seq` and store messages instead of them, in one transaction.
+        """Supersede the messages after `seq`, and store `messages` in their place, in one transaction.
 
         `seen` is the session's `last_seq` and `revision` when the caller read it. Store nothing and return False if
         the session has changed since then, or has one of the messages already.
@@ -594,7 +594,7 @@ class Session:
     async def delete(self, *, run_id: str | None = None) -> bool:
         """Delete the session with all its messages; return False if the user has no such session.
 
-        With `run_id`, do nothing if this run is not being executed, or its message has already deleted the session.
+        With `run_id`, do nothing if this run is not being executed, or if its message has deleted the session before.
         """
         with contextlib.suppress(SessionDamaged):
             if self.user_id is not None and await self._info() is None:
@@ -617,7 +617,7 @@ class Session:
 
 
 def _keys(message: Message) -> set[object]:
-    """Return the keys of a message: its id, and the `answer_key` of a complete answer."""
+    """Return the keys that identify a message: its id and, for a complete answer, its `answer_key`."""
     return {message.id} if message.answer_key is None else {message.id, message.answer_key}
 
 

@@ -66,7 +66,7 @@ class SessionRows:
         return self.messages[start:end], sums.between(self.messages, start, end)
 
     def with_older(self, older: Sequence[Message], first_seq: int) -> SessionRows:
-        """Return a copy with `older` messages (newest first), which is complete from `first_seq` on."""
+        """Return a copy that begins with `older` (passed newest first), and is complete from `first_seq` on."""
         return replace(self, messages=(*reversed(older), *self.messages), first_seq=first_seq)
 
     def superseded_between(self, after: int, before: int) -> list[tuple[int, int]]:
@@ -138,7 +138,10 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache a session's rows (only the newest if far more than `window`); drop least recently used ones if full."""
+        """Cache a session's rows, only the newest if there are far more than `window`.
+
+        If the cache is full, drop the sessions that were not used for the longest time.
+        """
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
         size = self._size(session_id, rows)
@@ -156,7 +159,7 @@ class SessionCache:
             self.bytes -= found[1]
 
     def _size(self, session_id: str, rows: SessionRows) -> int:
-        """Return the estimated bytes of rows, but do not measure rows again that are cached already."""
+        """Return the estimated bytes of a session's rows. Do not measure cached rows again."""
         known = self._entries.get(session_id)
         count = 0 if known is None else len(known[0].messages)
         if known is not None and len(rows.messages) >= count and rows.messages[0] is known[0].messages[0]:

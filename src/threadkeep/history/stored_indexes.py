@@ -88,7 +88,7 @@ class StoredIndexes:
         return joined
 
     def grown(self, index: ConversationIndex, infos: Iterable[SessionInfo], *, of_user: bool) -> list[SessionInfo]:
-        """Return the sessions whose index is to be stored: long ones with an index that is new or grew by an eighth."""
+        """Return the sessions whose index must be stored: long sessions whose index is new, or grew by an eighth."""
         if len(index.tokens) < _LEAST_STORED:
             return []
         by_id = {info.session_id: info for info in infos}

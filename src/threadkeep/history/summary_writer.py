@@ -38,7 +38,7 @@ _READ_AGAIN = 4
 
 
 class SummaryWriter:
-    """A writer of the summaries that one request to compress a session asks for."""
+    """A writer of a session's summaries, for one request to compress the session."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class SummaryWriter:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """Return the `seq` after which a first summary would begin (if none is active), and the last to summarise."""
+        """Return the `seq` after which summaries begin if none is active yet, and the last `seq` to summarise."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Another process stored a summary before this one claimed the session, so count again.
+            # Another process stored a summary before this process claimed the session, so count again.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
@@ -161,7 +161,7 @@ class SummaryWriter:
             try:
                 text = await self._answer(record, earlier, task, length)
             except CompressionFailed as error:
-                # The model ran out of tokens and returned no text to cut: ask for a shorter one.
+                # The model ran out of tokens and returned no text to cut: ask for a shorter summary.
                 if error.reason != "too_long" or length != asked:
                     raise
                 continue
@@ -184,7 +184,7 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if (running := asyncio.current_task()) is None or running.cancelling() > 0:
                 raise
-            # The model raised the error, but this task was not cancelled, and must go on with other sessions.
+            # The model raised the `CancelledError`. This task was not cancelled, and must go on with other sessions.
             raise CompressionFailed("model", "CancelledError") from None
         if call.error is not None:
             # Do not chain the error, because the error of a model may quote the record.
