@@ -114,7 +114,7 @@ def chunk_items(
     now: datetime,
     last_chunk: Value | None = None,
 ) -> dict[ItemKey, Value]:
-    """Return the items (chunks) that store the ordered `messages`, which begin with those of `last_chunk`, if given."""
+    """Return the chunk items for `messages`, which are in order and begin with the messages of any `last_chunk`."""
     found: dict[ItemKey, Value] = {}
     size = conversation.chunk_size
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], size)):
@@ -143,7 +143,7 @@ def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[s
 
 
 def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the turns whose tool calls a store item has, except turns that were deleted or superseded since."""
+    """Return the turns whose tool calls are in a store item, without turns that were deleted or superseded later."""
     turns = item.get("turns") if item is not None else None
     if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
         return []
@@ -172,6 +172,6 @@ def _is_turn(turn: object) -> bool:
 
 
 def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
-    """Return fields to store with a turn's tool calls, by which `turns_in` sees whether it was superseded later."""
+    """Return fields to store with a turn's tool calls. They show `turns_in` whether the turn was superseded later."""
     upto = conversation.last_seq
     return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}

@@ -28,7 +28,7 @@ _PAGE_SESSIONS = 500
 
 
 class Indexed(NamedTuple):
-    """A session's row. `version` is that of its conversation, or None if its messages are in the tables themselves."""
+    """A session's row. `version` is its conversation's version, or None if its messages are in the tables."""
 
     last_seq: int
     created_at: datetime
@@ -65,7 +65,7 @@ class SessionIndex:
             return False
 
     def additions(self, written: Written) -> list[Statement]:
-        """Return the statements that add rows for the messages of a turn. If all succeed, the last returns a row."""
+        """Return the statements that add rows for a turn's messages. The last one returns a row if all succeed."""
         appended, former = written.appended, written.former_version
         if appended is None:
             return []
@@ -101,7 +101,7 @@ class SessionIndex:
         return True
 
     async def may_change(self, session_id: str, run_id: str) -> bool:
-        """Return True if a run may delete or reset a session: it is being executed, and has not deleted it before."""
+        """Return True if a run may delete or reset a session: the run is executing, and has not deleted it before."""
         return bool(await self._driver.fetch(self._deletion["changing"], changing(session_id, run_id)))
 
     async def forget_derived(self, session_id: str, *ranges: tuple[int, int]) -> None:
@@ -113,7 +113,7 @@ class SessionIndex:
                     await self._superseding.forget_derived(connection, session_id, first, min(rows[0][0], last))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy the summaries of the messages that were copied from a session to another one, its branch."""
+        """Copy a session's summaries to its branch, if they cover messages that were copied to the branch."""
         at = END if branching.at is None else branching.at
         parameters = {"session_id": branching.session_id, "branch_id": branching.branch_id, "at": at}
         async with self._driver.writing() as connection:

@@ -73,7 +73,7 @@ class IndexedTranscripts(GraphTranscripts):
         return superseded
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede messages after `seq` and store a turn instead, if `seen` is still (`last_seq`, `revision`)."""
+        """Store a turn in place of messages after `seq` if the session's `last_seq` and `revision` are still `seen`."""
         if seq < seen[0]:
             await self.index.follow(turn.session_id)  # forget derived data first, as in `supersede`
             await self.index.forget_derived(turn.session_id, (seq + 1, END))

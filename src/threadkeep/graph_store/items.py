@@ -223,7 +223,7 @@ class _TableWriting:
         return [key for (key,) in rows if key.startswith(beginning)]
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Collect writes for `commit`, which fails unless the stored metadata have `version` (None: do not exist)."""
+        """Collect writes for `commit`, which fails unless the stored version is `version` (None: nothing is stored)."""
         changes: list[Statement] = []
         row = {**_place(self._metadata), "version": version}
         if metadata is None:
@@ -269,7 +269,7 @@ class _TableWriting:
 
 
 class _Reading:
-    """A read of items: its SQL `statements`, and the parsing of their rows. Unchanged items come from `known`."""
+    """The SQL `statements` that read items, and the parsing of the returned rows. Unchanged items come from `known`."""
 
     def __init__(self, sql: Mapping[str, str], keys: Sequence[ItemKey], known: MutableMapping[ItemKey, Stored]) -> None:
         self._keys = keys

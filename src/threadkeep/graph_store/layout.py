@@ -1,4 +1,4 @@
-"""The keys under which a LangGraph store has conversations: their layouts, and a table of all layouts in use."""
+"""Layouts of conversations in a LangGraph store (the keys of their items), and a table of all layouts in use."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def seqs_down(high: int, low: int, without: Ranges) -> Iterator[int]:
 
 type Namespace = tuple[str, ...]
 
-# Fields of a message in a chunk; the field for its text must not overwrite one of them.
+# The fields of a message in a chunk. The field with the message's text must have another name.
 _TAKEN = {one.name for one in fields(Message)} - {"content"} | {"told_at"}
 _RESERVED_ROOT = "langgraph"
 

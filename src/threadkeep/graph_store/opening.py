@@ -1,4 +1,4 @@
-"""Opening a LangGraph store that keeps transcripts; text search in these, and their restoration from exports."""
+"""The backend that keeps transcripts in a LangGraph store: opening it, searching texts, and restoring exports."""
 
 from __future__ import annotations
 
@@ -86,7 +86,6 @@ class TextSearch(NullSearch):
     async def _messages(
         self, user_id: str | None, session_id: str | None, after: int
     ) -> AsyncIterator[tuple[str, Message]]:
-        """Yield the messages to search, each with its session id."""
         if session_id is not None:
             async for message in self._down(session_id, user_id, after):
                 yield session_id, message
@@ -163,7 +162,7 @@ class ConversationArchive:
         return outcomes
 
     async def restore_one(self, part: ArchivedPart) -> Restored:
-        """Restore one part of an exported session atomically, as a new or into an existing conversation.
+        """Restore one part of an exported session atomically, in a new or an existing conversation.
 
         Raises:
             WrongUser: the conversation exists, and belongs to another user than the part.
@@ -199,7 +198,7 @@ class ConversationArchive:
         for key, value in appended.items.items():
             if "seq" in value:
                 seqs[key.key.removeprefix("\t")] = int(value["seq"])  # `id_note` may have added the tab
-        # Keep the later reset, either the conversation's own or that of the export.
+        # Both the conversation and the export may have a reset: keep the later one.
         here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
         grown = appended.conversation
         grown = replace(grown, reset_seq=max(grown.reset_seq, here.get(info.reset_seq, 0)))

@@ -132,7 +132,7 @@ class ConversationReader:
             error.user_id = await self.owner_of(error.session_id)
 
     async def seqs_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
-        """Return the `seq` of each existing message from its note, or search all messages if a note is damaged."""
+        """Return the `seq` of each existing message from its note item, or search all messages if a note is damaged."""
         keys = [self._layout.note(conversation.session_id, id_note(message_id)) for message_id in message_ids]
         notes = zip(message_ids, await self._items.get(keys), strict=True)
         seqs = {message_id: noted_seq(note) for message_id, note in notes if note is not None}

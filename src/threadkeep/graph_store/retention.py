@@ -50,7 +50,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` that is not older than `moment`, or the last one."""
+        """Return the last `seq` of the messages that directly follow `after` and are older than `moment`."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after
@@ -61,7 +61,7 @@ class ConversationRetention:
         return session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the `seq` before the oldest of the newest `messages` active messages; 0 if there are not so many."""
+        """Return the `seq` before the oldest of the newest `messages` active messages; 0 if there are fewer."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return 0
@@ -139,7 +139,7 @@ def _removed(upto: int, removed: Sequence[Message]) -> Removed:
 
 
 def _prunable(conversation: Conversation) -> Prunable:
-    """Return a conversation as a `Prunable`. For the time of the first message, take that of the conversation."""
+    """Return a conversation as a `Prunable`. Its creation time stands for the time of its first message."""
     return Prunable(
         conversation.session_id,
         conversation.last_seq,

@@ -64,8 +64,8 @@ _TIMES = ("sent_at", "created_at", "superseded_at")
 class Conversation:
     """The metadata of a conversation. `version` counts its writes; it is -1 before the first one.
 
-    `superseded` has the `seq` ranges of superseded messages, and `revision` counts its changes. `foreign` has fields
-    that Threadkeep does not define.
+    `superseded` has the `seq` ranges of superseded messages, and `revision` counts how many times the ranges changed.
+    `foreign` has fields that Threadkeep does not define.
     """
 
     session_id: str
@@ -344,11 +344,9 @@ class _Fields:
         self._value = value
 
     def text(self, name: str, *default: Any) -> Any:
-        """Return a text field."""
         return self._get(name, str, "text", default)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a boolean field."""
         return bool(self._get(name, bool, "true or false", (default,)))
 
     def number(self, name: str, *default: int, least: int = 0, most: int = 2**53) -> int:
@@ -359,7 +357,6 @@ class _Fields:
         return int(found)
 
     def decimal(self, name: str) -> float:
-        """Return a field with a number."""
         found = self._get(name, int | float, "a number", ())
         try:
             return math.nan if isinstance(found, bool) else float(found)
@@ -367,7 +364,6 @@ class _Fields:
             raise _UnexpectedFormat(f"has a {name} that is out of range") from None
 
     def time(self, name: str, *default: datetime) -> datetime:
-        """Return a field with a time."""
         found = self._get(name, (str, datetime), "a time", default)
         try:
             moment: datetime = time_of(found)
@@ -379,7 +375,6 @@ class _Fields:
             raise _UnexpectedFormat(f"has a {name} that is no time") from None
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a field with a list of texts."""
         found = self._get(name, list | tuple, "a list", ((),))
         if not all(isinstance(each, str) for each in found):
             raise _UnexpectedFormat(f"has {name} that are not text")

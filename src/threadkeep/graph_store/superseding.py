@@ -41,7 +41,7 @@ class HeldChunks:
         return self._reader.values(self.conversation, first_seq, last_seq, items=self)
 
     async def value(self, seq: int) -> Value:
-        """Return the stored value of the message with a `seq`, which must exist."""
+        """Return the stored value of the message with this `seq`, which must exist."""
         [found] = [value async for value in self.values(seq, seq)]
         return found
 
@@ -175,7 +175,7 @@ class ConversationSuperseding:
         return await self._retitled(chunks, changed, taken), taken
 
     async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
-        """Return the conversation with the title and last messages that it has after `taken` were superseded."""
+        """Return the conversation with the title and the last messages that remain after `taken` were superseded."""
         last_message, last_user_seq = None, 0
         last_seq = conversation.last_seq
         async for message in self._reader.down(conversation, last_seq, 1, active=True, items=chunks):

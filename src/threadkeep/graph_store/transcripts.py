@@ -138,7 +138,7 @@ class GraphTranscripts:
         return Recent(tuple(found), conversation.reset_seq, newest_user, deleted, deleted, conversation.revision)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """Return the message with an id, if it exists, even if it is superseded."""
+        """Return the message with this id, even if it is superseded; None if it does not exist."""
         found = await self.with_ids(session_id, [message_id])
         return found[0] if found else None
 
@@ -188,7 +188,7 @@ class GraphTranscripts:
         return await self._superseding.supersede(superseding, new, now)
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede messages after `seq` and store a turn instead, if `seen` is still (`last_seq`, `revision`)."""
+        """Store a turn in place of messages after `seq` if the session's `last_seq` and `revision` are still `seen`."""
         now = self._clock()
         prepared = prepare_turn(turn, count=self._count, now=time_text(now))
         await self._superseding.append_instead(turn, seq, seen, prepared, now)
@@ -259,7 +259,7 @@ class ConversationContexts(NullContexts):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store the tool calls of an answer to an active question; drop those of all but the newest `turns` turns."""
+        """Store the tool calls of an answer to an active question; keep only the agent's newest `turns` turns."""
         key = self._writer.layout.steps(session_id, author)
 
         async def work(writing: Writing, found: Conversation | None) -> None:
@@ -296,7 +296,7 @@ class RecallIndexItems:
         if item is None:
             return None
         data, upto = item.get("data"), item.get("last_seq")
-        # If the index ends later, it is from an earlier conversation with this id, which another program deleted.
+        # An index that ends after `last_seq` is from an earlier conversation with this id. Another program deleted it.
         is_usable = item.get("version") == version and isinstance(upto, int) and upto <= last_seq
         if is_usable and isinstance(data, str):
             with contextlib.suppress(ValueError):

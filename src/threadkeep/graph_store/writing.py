@@ -33,14 +33,14 @@ _MOST_CHUNKS = 10_000
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest messages of a conversation, to be deleted only if it was last written before `idle_before`."""
+    """The oldest messages of a conversation, to delete only if its last write was before `idle_before` (or None)."""
 
     after_seq: int
     upto_seq: int
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Return True if these still are the oldest messages, and the last write was before `idle_before`, if given."""
+        """Return True if the messages may be deleted: they still are the oldest, and the last write is old enough."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
@@ -147,7 +147,7 @@ class ConversationWriter:
     async def _locked_with_rows(
         self, session_id: str, work: Callable[..., Awaitable[Written]], needed: Sequence[ItemKey]
     ) -> Written:
-        """Do `work` with the SQL of `beside` in its transaction. If the SQL may have failed, repeat without it."""
+        """Call `work` with the SQL of `beside` in its transaction; if this SQL may have failed, retry without it."""
         async with self._order(session_id):
             if self.beside is not None:
                 try:
@@ -324,9 +324,9 @@ class ConversationWriter:
     ) -> bool:
         """Delete every item of a conversation, even a damaged one; return False if it did not exist.
 
-        `idle_before` keeps a conversation that has messages or was written after this time. `created_at` keeps a
-        conversation that was created at another time, unless its metadata are damaged. If another program has deleted
-        the metadata, only the notes and the other items in their namespace are deleted.
+        With `idle_before`, keep a conversation that has messages or was written after this time. With `created_at`,
+        keep a conversation that was created at another time, unless its metadata are damaged. If another program has
+        deleted the metadata, delete only the notes and the other items in their namespace.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -440,7 +440,7 @@ class ConversationWriter:
         return changed
 
     async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
-        """Return the items with tool calls without the turns whose question was deleted; None deletes an item."""
+        """Return the items with tool calls, but drop turns whose question was deleted. None deletes an item."""
         namespace = self.layout.message_ids(shorter.session_id)
         keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
         return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
@@ -475,7 +475,7 @@ class ConversationWriter:
 
 
 def _with_reset(former: Conversation, grown: Conversation, question_seq: int) -> Conversation:
-    """Let a reset exclude the new answer too if it excludes the question, and no message was stored after the reset."""
+    """Let a reset that excludes the question exclude the answer too, unless messages were stored after the reset."""
     if 0 < question_seq <= former.reset_seq == former.last_seq:
         return replace(grown, reset_seq=grown.last_seq)
     return grown
