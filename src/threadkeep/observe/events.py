@@ -80,8 +80,8 @@ class WriteFailed(StoreEvent):
     """A turn, or data of a turn such as its tool steps, could not be written.
 
     The outcome is `fallback` if the turn waits for a retry, and `conflict` if another writer changed the conversation
-    in a LangGraph store. Each failed attempt emits this event; only it raises the counter of failed writes. If
-    retries alone cannot succeed, `reason` says what the operator has to do.
+    in a LangGraph store. Each failed attempt emits this event, the only event that increases the counter of failed
+    writes. If retries alone cannot succeed, `reason` says what the operator has to do.
     """
 
     outcome: Outcome = "error"
@@ -130,7 +130,7 @@ class AnswerDiscarded(StoreEvent):
 
 
 class PendingWrites(Event):
-    """This process has `count` turns that wait to be written; the number may have changed."""
+    """The number of turns that wait to be written in this process may have changed; it is `count` now."""
 
     backend: Backend
     count: int
@@ -215,7 +215,7 @@ class FactsProposed(SessionEvent):
 
 
 class LearningFailed(SessionEvent):
-    """Facts could not be learned from a session, or not for one of its scopes; the session's next turn tries again."""
+    """Learning facts from a session failed, for all of its scopes or for one. The session's next turn tries again."""
 
     error: str
 
@@ -256,7 +256,7 @@ class MessagesPruned(Event):
 
 
 class RunsPruned(Event):
-    """A retention pass deleted finished runs and unused workflow versions. A tree is a run with its descendants."""
+    """A retention pass deleted finished runs in whole trees (runs with descendants), and unused workflow versions."""
 
     trees: int
     runs: int
@@ -327,7 +327,7 @@ class RunFinished(WorkflowRunEvent):
 
 
 class BudgetCrossed(WorkflowRunEvent):
-    """A run succeeded, but its last model call exceeded a budget: its own or an ancestor's (`budget_run_id`)."""
+    """A run succeeded, but its last model call exceeded the budget of this run or of an ancestor (`budget_run_id`)."""
 
     limit: str
     used: float

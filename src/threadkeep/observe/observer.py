@@ -78,7 +78,7 @@ def working_for(channel: Channel) -> Iterator[None]:
 
 
 class FromChannel:
-    """An observer that passes events on to `observer`, and sets their channel to `channel` if it is `other`.
+    """An observer that passes events on to `observer`. It sets `channel` in events whose channel is `other`.
 
     A channel that `work_for` has set for the current task takes precedence over `channel`.
     """

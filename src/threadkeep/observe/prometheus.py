@@ -287,7 +287,7 @@ class PrometheusObserver:
 class _Series[M: MetricWrapperBase]:
     """The time series of a metric, whose label values come from closed sets.
 
-    Series exist from the start for the label values in `zeros`, and for all values of a label that it lacks.
+    For each label, series with value zero exist from the start: for its values in `zeros` or, by default, for all.
     """
 
     def __init__(self, metric: M, labels: _Labels, zeros: _Labels) -> None:

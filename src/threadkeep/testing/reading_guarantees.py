@@ -1,4 +1,4 @@
-"""Guarantees of reading a transcript: the order of messages, windows of recent ones, and separation of users."""
+"""Guarantees of reading a transcript: the order of messages, windows of recent messages, and separation of users."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ReadingGuarantees(TranscriptSource):
             assert (contents(recent.messages), recent.reset_seq) == (["a2", "q2"], 3)
 
     async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
-        """The newest user message is found even if thirty assistant messages follow it, but not if a reset does."""
+        """The newest user message is found even if thirty assistant messages follow it, but not after a reset."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old"), user("the question")))
             await transcripts.append(turn(*[assistant(f"step {n}") for n in range(30)]))

@@ -166,7 +166,7 @@ def _reached(names: Iterable[str], following: Mapping[str, Iterable[str]]) -> fr
 class TurnPlan:
     """A plan of the nodes that store the question and the answer of a turn.
 
-    answering: nodes whose message is the answer, as each runs once and no later or parallel node adds a message.
+    answering: nodes whose message is the answer. Each runs once, and no later or parallel node adds a message.
     records_question: True to add a first node that stores the question.
     records_answer: True to add a last node that stores the answer, because the run can end with another message.
     meetings: maps each node that waits for parallel branches to the nodes for which it waits.

@@ -75,7 +75,7 @@ class Workflow:
 
     @cached_property
     def recorder(self) -> RecordQuestionNode | None:
-        """A node with which the question is stored outside the graph; None if no node of the graph stores questions."""
+        """A node that can store the question outside the graph; None if no node of the graph stores questions."""
         nodes = tuple(self.nodes.values())
         if not any(map(stores_question, nodes)):
             return None

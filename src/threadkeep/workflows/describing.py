@@ -87,7 +87,7 @@ def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: boo
     """Return the key that each agent derives from a payload for its conversation, without using the database.
 
     A payload with any of `inputs`, `results`, `node_outputs`, `configurable` and `user_context` is used as it is. Any
-    other one is the value of `inputs`. Key templates may use `thread_id` only if a person starts the run (`by_hand`).
+    other payload is used as `inputs`. Key templates may use `thread_id` only if a person starts the run (`by_hand`).
     """
     if not isinstance(payload, Mapping):
         raise InvalidInput("A payload must be a JSON object; wrap the data of the channel in one.")

@@ -275,7 +275,7 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
 
 
 def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
-    """Split the keys and indexes in a pydantic error's location into those that exist in the file and the rest."""
+    """Split a pydantic error's location `loc` into the keys and indexes that exist in the file, and all others."""
     path: list[str | int] = []
     rest: list[str | int] = []
     here: object = value

@@ -41,7 +41,7 @@ def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
 
 
 class LateQuestion(BaseCallbackHandler):
-    """A callback that stores the question just before the first model call, after middleware.
+    """A callback that stores the question just before the first model call, after middleware may have changed it.
 
     An agent may get the question in a message with another id; the first middleware hook recognises it by its text.
     """
@@ -61,7 +61,7 @@ class LateQuestion(BaseCallbackHandler):
         self._stored = False
 
     def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
-        """When a middleware hook starts, find the question in its input by id or by text, and remember its id there."""
+        """When a middleware hook begins, find the question in its input by id or text, and remember its message id."""
         if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
             return
         for message in inputs.get("messages") or ():
@@ -71,7 +71,7 @@ class LateQuestion(BaseCallbackHandler):
                     self._seen[message.id] = found[-1]
 
     async def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[BaseMessage]], **_: Any) -> None:
-        """Store the question at the first model call that contains it, as the model gets it."""
+        """At the first model call that contains the question, store the question as the model gets it."""
         sent = [message for one in messages for message in one if message.id in self._seen]
         if self._stored or not sent:
             return
@@ -89,7 +89,7 @@ def _is_hook(name: str) -> bool:
 
 
 def _owned(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Pregel[Any, Any, Any, Any]]:
-    """Yield the compiled graphs that are attributes of a node's function, or of the object whose method it is."""
+    """Yield compiled graphs in attributes of a node's function or, if a node is a method, in those of its object."""
     for spec in builder.nodes.values():
         for called in (getattr(spec.runnable, "afunc", None), getattr(spec.runnable, "func", None)):
             owner = getattr(called, "__self__", called)

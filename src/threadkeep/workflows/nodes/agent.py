@@ -193,12 +193,12 @@ class AgentNode(SpeakingNode, HistoryFields):
         named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":
             return named
-        # Turn off what does not exist for conversations in a store: anchored windows, summaries, and learning.
+        # Conversations in a store cannot have anchored windows, summaries or learning, so turn these off.
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
 
 
 class ModelLimits(AgentMiddleware[AgentState[Any], Any, Any]):
-    """A middleware that limits the time of a model call. After `most_calls`, it raises `GraphRecursionError`."""
+    """A middleware that limits the time of each model call. After `most_calls`, it raises `GraphRecursionError`."""
 
     def __init__(self, seconds: float, most_calls: int) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ type Reference = Annotated[
 
 
 class PythonOnly:
-    """An annotation for a type of option that only Python code can pass, and not a YAML file."""
+    """An annotation for the type of an option. Python code can set the option, but a YAML file cannot."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return a schema that accepts instances of the annotated type."""

@@ -33,7 +33,7 @@ def _key_template(template: str) -> str:
 
 
 def _checked_as(name: str) -> AfterValidator:
-    """Return a validator of an option that becomes the field `name` of `GraphLayout`: it makes the same checks."""
+    """Return a validator for an option that becomes the field `name` of a `GraphLayout`, with that field's checks."""
     return AfterValidator(lambda value: getattr(GraphLayout(**{name: value}), name))
 
 
@@ -76,7 +76,7 @@ class ConversationFields(BaseModel):
         )
 
     def channel_in(self, state: WorkflowState) -> Channel:
-        """Return the channel, such as `telegram`, of the first key candidate with values in this run, or `other`."""
+        """Return the channel of the first key candidate that has a channel and values in this run, or else `other`."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
             if not isinstance(candidate, str):

@@ -40,7 +40,7 @@ type Passage = tuple[str | None, str]
 
 
 class FoundPassages:
-    """A source for the section `snippets` of a context: `passages`, or if None, those in the `StepContext`."""
+    """The passages in the section `snippets` of a model call: `passages`, or if None, those in the `StepContext`."""
 
     section: Final[ExtraSection] = "snippets"
 

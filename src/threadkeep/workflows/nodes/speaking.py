@@ -161,7 +161,7 @@ class SpeakingNode(AskingNode):
             yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn: those of the service, changed as the options of this node say."""
+        """Return the options of the node's turn: the options of the service, changed by the options of this node."""
         given = step.context.resources.turn_options
         return replace(
             given,
