@@ -65,7 +65,7 @@ class DatabaseAddress:
 
 
 def parse_address(url: str, *, variable: str = "The database URL") -> DatabaseAddress:
-    """Return the database address that a URL names; errors begin with `variable`, the setting that has the URL.
+    """Parse the URL of a database. Errors begin with `variable`, which names the setting that contains the URL.
 
     Raises:
         InvalidSettings: the URL names neither SQLite nor PostgreSQL, its path is relative or has `~`, its port is

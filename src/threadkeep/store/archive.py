@@ -57,7 +57,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _renumbered(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with the `seq` range of its messages in this database, or None if the messages differ."""
+        """Return the summary with the `seq` range that its messages have in this database; None if they differ."""
         summary = item.summary
         deleted_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -72,8 +72,8 @@ class SummaryArchive:
         )
         parameters = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], parameters)
-        # The first messages of the summary may be missing in the export, because they were deleted. In this database,
-        # other messages may have their `seq` values. Reject the summary then, unless these are deleted too.
+        # The first messages of the summary may have been deleted before the export. Then the messages that have their
+        # `seq` values in this database must be deleted too; otherwise the summary would cover other messages.
         deleted_here = deleted_upto < summary.first_seq or deleted_upto + moved_by <= int(deleted_seq)
         return here if deleted_here and int(messages) == item.messages else None
 
@@ -87,9 +87,10 @@ class SummaryArchive:
 
 @dataclass(frozen=True)
 class ArchivedPart:
-    """A part of an exported session, with messages in order of `seq`. Counts and last message in `info` are ignored.
+    """A part of an exported session, with messages in order of `seq`.
 
-    A summary must be in the part with the last message that it covers, or in a later part.
+    The counts and the last message in `info` are ignored. A summary must be in the part that contains the last message
+    that it covers, or in a later part.
     """
 
     info: SessionInfo
@@ -103,11 +104,11 @@ class Restored:
 
     - `stored`: new messages. `known`: messages that existed already.
     - `moved`: stored messages that got another `seq` than in the export.
-    - `cleaned`: stored messages that had characters that databases reject.
+    - `cleaned`: stored messages in which characters that databases reject were replaced.
     - `summaries`: stored summaries. `summaries_left_out`: summaries that were not stored, because the covered messages
       have changed or another summary covers them.
     - `unarchived`: messages in a graph store that were archived and are active now.
-    - `limits_left_out`: sessions in a graph store whose limits were not stored.
+    - `limits_left_out`: sessions in a graph store whose own retention limits were not stored.
     """
 
     stored: int = 0
@@ -131,10 +132,10 @@ class Archive:
     """A service that restores exported sessions into the tables.
 
     - A message keeps its id, times, tokens and status; a superseded one stays superseded. No id is stored twice.
-    - A stored message becomes superseded if the export has it as superseded. If the question of a new answer has
-      an active answer already, the new one is stored as superseded by that one.
+    - A stored message is marked as superseded if it is superseded in the export. If the question of a restored answer
+      already has an active answer, the restored answer is stored as superseded by it.
     - An existing session keeps its title, tags and metadata. The restored messages follow its own messages.
-    - The last reset is put after the same message as in the export, unless the existing session has a later reset.
+    - The last reset follows the same message as in the export, unless the existing session has a later reset.
     - Archived messages are archived again if they keep their `seq`.
     - All parts of one call are stored in one transaction. A part is rejected if its session belongs to another user.
     """
@@ -225,19 +226,19 @@ class Archive:
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Put the reset and the end of the archived messages after the same messages as in the export."""
+        """Restore where the last reset is and where the archived messages end, as in the export."""
         here = {message.seq: seqs[str(message.id)] for message in messages if message.seq}
         if info.reset_seq in here:
             parameters = {"session_id": info.session_id, "reset_seq": here[info.reset_seq]}
             await connection.execute(self._sql["restore_reset"], parameters)
-        # All messages before the last archived one are archived too. If it got a new `seq`, some of them may be active.
+        # Archiving covers all messages up to a `seq`. If the last one got a new `seq`, some before it may be active.
         if here.get(info.archived_seq) == info.archived_seq:
             border = {"session_id": info.session_id, "archived_seq": info.archived_seq}
             await connection.execute(self._sql["restore_archived"], border)
 
 
 def _reserve_parameters(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
-    """Return the parameters of the statement `reserve`. Without `messages`, it only locks the session's row."""
+    """Return the parameters of the statement `reserve`. If `messages` is empty, it only locks the session's row."""
     turn = Turn(info.session_id, (), info.user_id)
     return session_parameters(turn, messages, now=time_text(info.updated_at))
 

@@ -31,14 +31,14 @@ _ELSEWHERE: Final[dict[TranscriptLocation, tuple[str, TranscriptLocation, str]]]
 
 
 class DamageRegister:
-    """The errors of stored metadata and messages that could not be read. An error is removed when a read succeeds."""
+    """A register of errors from reading damaged metadata and messages. A successful read removes its earlier error."""
 
     def __init__(self) -> None:
         self._items: dict[tuple[str, str], SessionDamaged] = {}
 
     @contextmanager
     def noting(self, session_id: str, item: str) -> Iterator[None]:
-        """Record the error if the block, a read of `item`, raises `SessionDamaged`; if not, remove an earlier error."""
+        """Record a `SessionDamaged` that the block raises while it reads `item`; if the block succeeds, forget it."""
         try:
             yield
         except SessionDamaged as error:
@@ -60,7 +60,7 @@ class DamageRegister:
 
 @dataclass(frozen=True)
 class TranscriptBackend:
-    """The transcripts of a memory, and the services that differ between transcripts in tables and in a graph store."""
+    """A store of transcripts, with the services that have one implementation for tables and one for graph stores."""
 
     transcripts: Transcripts
     search: Search
@@ -94,10 +94,10 @@ async def open_table_backend(
 
 
 async def check_location(driver: Driver, wanted: TranscriptLocation) -> None:
-    """Check that no session in a database has its messages in the other location (the tables or a graph store).
+    """Check that all sessions of a database have their messages in `wanted`: in the tables, or in a graph store.
 
     Raises:
-        InvalidSettings: the database has such sessions; the error names the setting.
+        InvalidSettings: a session has its messages elsewhere; the error names the setting to change.
     """
     statement, other, location = _ELSEWHERE[wanted]
     if await driver.fetch(load_statements("graph_index.sql")[statement], {}):

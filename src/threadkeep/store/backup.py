@@ -127,7 +127,7 @@ def restore_sqlite(
             log.unlink(missing_ok=True)
         give_to_owner(partial, file if file.exists() else file.parent)
         partial.replace(file)
-        # Delete the run engine's database, which refers to the old rows. The engine creates it again from the runs.
+        # Delete the run engine's own file, which refers to rows of the old database. It is created again from the runs.
         _remove(target.with_name(f"{target.name}.runs"))
     finally:
         _remove(partial)

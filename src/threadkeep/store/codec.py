@@ -49,7 +49,7 @@ def time_text(moment: datetime) -> str:
 
 
 def cursor_parameters(cursor: tuple[datetime, str] | None, moment: str, name: str) -> dict[str, object]:
-    """Return a cursor as two statement parameters named `moment` and `name`. For None, they select the newest page."""
+    """Return two statement parameters, named by `moment` and `name`, for a cursor. None selects the newest page."""
     before, last_name = cursor or (None, "~")
     return {moment: time_text(before) if before else _LAST_TIME, name: last_name}
 
@@ -94,7 +94,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def listed_texts(messages: Sequence[Message]) -> tuple[str | None, str | None]:
-    """Return a session's title (the first user text) and its last text, both shortened; None for a missing one."""
+    """Return a session's title (its first user text) and its last text, shortened; None if there is no such text."""
     texts = [message.content for message in messages if message.content]
     asked = [message.content for message in messages if message.content and message.role == "user"]
     last = shorten(texts[-1], LAST_MESSAGE_CHARACTERS) if texts else None
@@ -201,7 +201,7 @@ def message_of(row: Row) -> Message:
             "id": id_,
             "seq": seq,
             "sent_at": None if sent_at is None else time_of(sent_at),
-            # Do not pass a text to `time_of`, to save a function call for each message of a window.
+            # Parse a text here, not in `time_of`: this saves a function call for each message of a window.
             "created_at": _from_text(created_at) if created_at.__class__ is str else time_of(created_at),
             "tokens": tokens,
             "status": status,
@@ -304,7 +304,7 @@ def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict
 
 @dataclass(frozen=True)
 class Prepared:
-    """Messages to store, with their column values. `cleaned` has the ids of messages with replaced characters."""
+    """Messages to store, with their column values. `cleaned`: the ids of messages in which characters were replaced."""
 
     messages: list[Message]
     columns: list[dict[str, object]]
@@ -348,7 +348,7 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: str | Cal
 
 @dataclass(frozen=True)
 class GraphTurns:
-    """A factory of rows that queue turns for Graphiti. A turn without a complete answer gets no row.
+    """A factory of rows that queue turns to be sent to Graphiti. A turn without a complete answer gets no row.
 
     `workspace` is the default for turns without a workspace. The database stores a row only if there is consent to send
     data to `endpoint`.

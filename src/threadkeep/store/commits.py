@@ -57,7 +57,7 @@ class _Sorted:
 class TurnWriter:
     """A writer that stores one turn at a time, and checks each message id.
 
-    The question may already have a complete answer of the same author with the same `ordinal`:
+    The question of a new answer may already have a complete answer with the same author and the same `ordinal`:
 
     - Usually the new answer is not stored, and the receipt names the stored one (`adopted`).
     - If only the new answer reached a caller, while the database was down (`Turn.told_at`), it supersedes the old one.
@@ -92,8 +92,7 @@ class TurnWriter:
         return _with_duplicates(prepared.receipt(min(seqs), max(seqs) - min(seqs) + 1), found)
 
     async def _question(self, connection: Connection, turn: Turn) -> Message:
-        """Return the message that the turn answers."""
-        # Lock the session first, so that a concurrent deletion is complete or waits until this turn is stored.
+        # Lock the session first: a concurrent deletion must end before this turn is stored, or begin after it.
         await connection.execute(self._sql["lock_session"], {"session_id": turn.session_id})
         rows = await connection.fetch(self._sql["message_with_id"], self._key(turn, turn.answers))
         if not rows:
@@ -175,7 +174,7 @@ type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 _GROUP_TURNS = 512
 # Limit the waiting sessions, because each of them occupies a database connection while it waits for a lock.
 _WAITING_SESSIONS = 2
-# If this many sessions of a group are locked, the whole table probably is, so the others fail at once.
+# If this many sessions of a group are locked, the whole table probably is: let the turns of further sessions fail.
 _MOST_LOCKED = 4
 _REFUSED = "The turn cannot be stored together with its other statements; store one after the other."
 
@@ -246,7 +245,7 @@ class GroupCommit:
             await self._write_alone(free, error)
 
     async def _write_separately(self, group: list[PreparedTurn], error: RowLocked) -> None:
-        """Write the turns of each session separately, because none may wait for the locked row of another session."""
+        """Write the turns of each session separately, so that a locked row delays only the turns of its session."""
         of_session = _by_session(group)
         if len(of_session) == 1:
             self._wait_for_lock(group)
@@ -305,7 +304,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: turns with `is_joined` in their own transactions, others after checking ids."""
+        """Store a rejected group again: each `is_joined` turn in its own transaction, the others after checking ids."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])
@@ -386,7 +385,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _graph_rows(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the row that queues a turn for Graphiti, if any. `left` counts its and later messages of the session."""
+    """Return the rows (at most one) for a turn. `left` counts the session's messages in the group from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

@@ -155,7 +155,7 @@ def _decompress_first_format(stored: bytes) -> str:
 
 
 def unpack_manifest(stored: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Unpack a manifest stored before migration 25, and add the values in `columns`; return newer ones unchanged."""
+    """Unpack a manifest that was stored before migration 25, and add the values in `columns`. A newer one is copied."""
     parts = stored.get("packed")
     if "entries" in stored or not isinstance(parts, list):
         return dict(stored)

@@ -32,7 +32,7 @@ class LockHolder:
 
 @dataclass(frozen=True)
 class Condition:
-    """The condition of a database that can be read.
+    """The condition of a readable database.
 
     - `schema`: the version of the database's newest migration. `newest`: the newest version that this code knows.
     - `engine`: settings of SQLite or PostgreSQL, by name.
@@ -186,8 +186,8 @@ class Integrity:
     """The result of a check for damage.
 
     `damage` has the error messages of the database, which quote no rows; SQLite's are limited to 20. `gaps` has at most
-    20 sessions. `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if this user cannot use
-    amcheck.
+    20 sessions. `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if the database
+    user cannot use amcheck.
     """
 
     damage: tuple[str, ...] = ()

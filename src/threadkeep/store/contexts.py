@@ -1,4 +1,4 @@
-"""Stored data for model calls: where their messages begin (anchors), tool calls, token factors, vectors, indexes."""
+"""Stored data for model calls: anchors (the first messages of windows), tool calls, token factors, vectors, indexes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from threadkeep.store.summaries import Summaries, summary_of
 
 @dataclass(frozen=True)
 class ContextState:
-    """The stored state for the next model call: the anchor of a profile and the active summaries, oldest first.
+    """The stored state for a model call: the anchor (where its messages begin), and the active summaries, oldest first.
 
     - `anchor_seq`: the `seq` where the windows of the profile (a set of limits) begin; 0 at first.
     - `reset_seq`: the `seq` of the last reset; 0 without a reset.
@@ -72,7 +72,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     def anchor_statement(
         self, session_id: str, profile: str, seq: int, *, revision: int | None = None
     ) -> Statement | None:
-        """Return the statement of `move_anchor` for a transaction that locks the session; a null store returns None."""
+        """Return the statement of `move_anchor`; its transaction must lock the session. A null store returns None."""
         parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         return self._sql["move_anchor"], parameters
 
@@ -85,7 +85,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store an answer's tool calls if its question is active; keep those of the author's last `turns` turns."""
+        """Store an answer's tool calls if its question is active; keep only the author's last `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:
@@ -174,7 +174,7 @@ class IndexedState:
 
 @dataclass
 class IndexedTexts:
-    """The `seq` values of the messages that a session's index has, in order, and a digest of their texts."""
+    """The `seq` values of the messages in a session's index, in order, and a digest of their texts."""
 
     seqs: array[int] = field(default_factory=lambda: array("Q"))
     digest: str = ""
@@ -205,7 +205,7 @@ class RecallIndexes(Protocol):
         """Delete the index of a session; errors of the store are ignored."""
 
     async def has_texts(self, session_id: str, texts: IndexedTexts) -> bool:
-        """Return False if other programs have changed or deleted texts since they were indexed."""
+        """Return False if another program has changed or deleted an indexed text."""
 
 
 class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql")):
@@ -220,7 +220,7 @@ class RecallIndexRows(Tables, sql=("{backend}/sessions.sql", "recall_indexes.sql
     async def save(self, session_id: str, version: str, data: bytes, last_seq: int, state: IndexedState) -> None:
         """Store `data` as the index of a session, unless the session has changed since `state`."""
         row = {"session_id": session_id, "version": version, "data": data, "last_seq": last_seq, **asdict(state)}
-        # Use one statement: the server then locks the session only when it has received all data, which may be long.
+        # Use one statement. The server then locks the session only after it has received the index, which may be large.
         await self._driver.write([(self._sql["save_index"], {**row, "created_at": time_text(state.created_at)})])
 
     async def remove(self, session_id: str) -> None:

@@ -14,10 +14,10 @@ from threadkeep.store.statements import ClockedTables
 
 
 class Duties(ClockedTables, sql=("duties.sql",)):
-    """The table `chat_duties`: the current owner of each duty, and the time when it was last done.
+    """The table `chat_duties`: the current owner of each duty (a task for one process), and when it was last done.
 
-    Each write is a single call to the database. A transaction of several calls could deadlock, because blocking code in
-    the same event loop may wait for the lock of the SQLite file.
+    Each write is a single call to the database. Between several calls of a transaction, blocking code in the same event
+    loop could wait for the lock of the SQLite file, which the transaction holds, and neither would continue.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
@@ -67,7 +67,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return str(rows[0][0]) if rows else None
 
     async def values_of(self, scope: str, prefix: str) -> dict[str, str]:
-        """Return the values in a scope by name, if their names begin with `prefix`; omit expired values."""
+        """Return the values in a scope whose names begin with `prefix`, by name; omit expired values."""
         parameters = {"scope": scope, "prefix": prefix, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["values_of"], parameters)
         return {str(name): str(value) for name, value in rows}

@@ -54,7 +54,7 @@ async def empty_log(driver: Driver, *, vacuum: bool) -> bool:
 
 @dataclass(frozen=True)
 class Erasable:
-    """The person (with all `ids`) or the session whose data are to be erased.
+    """A person (with all `ids`), or a session, whose data will be erased.
 
     Until the erasure is complete, the table `chat_channel_state` lists the sessions to erase, under the scope `noted`.
     """
@@ -80,11 +80,11 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the ids of sessions to delete as a whole, including those in the list of `note_sessions`."""
+        """Return the ids of the sessions to delete completely, including those that `note_sessions` stored."""
         return [str(row[0]) for row in await self._fetch("own_sessions_of", wanted)]
 
     async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
-        """Store the list of sessions to erase. A repeated erasure needs it, as their rows may be deleted already."""
+        """Store the list of sessions to erase. A repeated erasure needs it if rows of the sessions are already gone."""
         async with self._driver.writing() as connection:
             rows = [{"noted": wanted.noted, "session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["note_session"], rows)
@@ -112,7 +112,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return {**found, "shared messages": len(shared)}
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
-        """Return by session id the `seq` of each message that the person wrote in a session of another or no owner."""
+        """Return the `seq` values of the person's messages in sessions that the person does not own, by session id."""
         found: dict[str, list[int]] = defaultdict(list)
         if wanted.ids:
             for session_id, seq in await self._fetch("shared_messages", wanted):
@@ -174,7 +174,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return sorted((str(scope), str(name), str(value)) for scope, name, value in rows)
 
     async def facts(self, wanted: Erasable) -> list[str]:
-        """Return the ids of facts of other scopes that have evidence in the sessions or runs to erase."""
+        """Return the ids of facts in other scopes (such as workspaces) with evidence in sessions or runs to erase."""
         return [str(row[0]) for row in await self._fetch("facts_of_sessions", wanted)]
 
     async def steps(self, session_id: str) -> list[dict[str, object]]:
@@ -212,7 +212,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([(self._sql["delete_group_of_session"], {"session_id": session_id})])
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
-        """Return the number of messages to erase that stay in Graphiti, because others use the same Graphiti groups."""
+        """Return how many messages to erase stay in Graphiti, because they are in groups that others also use."""
         return int((await self._fetch("episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:
@@ -288,7 +288,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         async with self._driver.reading() as connection:
             for (table,) in await connection.fetch(self._sql["tables"], {}):
                 await connection.execute(f"VACUUM (FULL, ANALYZE) {table}", {})
-            # Ignore missing permissions: VACUUM only warns, and the server makes its next checkpoint anyway.
+            # Missing rights do no harm: VACUUM then only warns, and the server makes its next checkpoint anyway.
             await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
         with contextlib.suppress(StoreError):
             async with self._driver.reading() as connection:
@@ -298,7 +298,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         return await self._driver.fetch(*self._selecting(name, wanted))
 
     def _selecting(self, name: str, wanted: Erasable) -> Statement:
-        # The statements need at least one row of ids. If there are none, pass an empty id, which no user has.
+        # The statements need at least one row of ids. If there are no ids, pass an empty one, which no user has.
         others = {"session_id": wanted.session_id, "noted": wanted.noted}
         return for_values(self._sql[name], "id", wanted.ids or ("",), others)
 

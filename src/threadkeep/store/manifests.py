@@ -26,7 +26,7 @@ type _Noted = tuple[NotedManifest, dict[str, Json]]
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
 _ROWS_AT_ONCE = 500
-# `used_at` is renewed only if it is older than this, so that not every model call writes its texts.
+# A text's `used_at` is renewed only if it is older than this. Otherwise every model call would write its texts again.
 _RENEWAL = timedelta(hours=1)
 # The largest expected difference between the clocks of two processes.
 _CLOCKS_DIFFER = timedelta(minutes=1)
@@ -49,13 +49,13 @@ class NotedManifest:
 
     @property
     def lock_key(self) -> tuple[bool, str]:
-        """The key for sorting records by the session or run that is locked to store them. Sessions come first."""
+        """A sort key: the session, or else the run, that is locked when the record is stored. Sessions come first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
 @dataclass(frozen=True)
 class StoredManifest:
-    """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory from which it was read.
+    """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the `Memory` that has read the record.
 
     `session_id` is None if the record belongs to its run. A record that cannot be read has the manifest `{"error":
     "RecordUnreadable"}`.
@@ -76,7 +76,7 @@ class StoredManifest:
 
 @dataclass(frozen=True)
 class _Owner:
-    """The session or the run with which records of model calls are stored and deleted."""
+    """The session or the run to which records of model calls belong. They are deleted with it."""
 
     column: Literal["session_id", "run_id"]
     name: str
@@ -108,7 +108,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
             RowLocked: another transaction has locked one of the sessions; nothing was stored.
-            DuplicateRow: other processes numbered calls of the same run in all five tries; nothing was stored.
+            DuplicateRow: in five tries, other processes used the same number for a call of the run; nothing was stored.
         """
         rows = [(entry, clean_json(dict(entry.manifest()))) for entry in entries]
         # Lock sessions and runs in the order that all writers use, which prevents deadlocks.
@@ -121,7 +121,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
     def joined(self, entry: NotedManifest) -> list[Statement]:
         """Return the statements that store a record in the transaction that stores its session's messages.
 
-        The ids of transcript messages in the manifest are not stored, so they must all match the transcript.
+        The manifest is stored without the ids of its transcript messages, so these must be the ids in the transcript.
         """
         session_id = str(entry.session_id)
         short = _without_columns(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
@@ -139,7 +139,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         ]
 
     def _dropping(self, session_id: str, entries: Iterable[NotedManifest]) -> Statement:
-        """Return the statement that deletes a session's texts if messages were erased after the first call began."""
+        """Return the statement that deletes a session's texts if an erasure took place after the first of `entries`."""
         begun = min(entry.created_at for entry in entries) - _CLOCKS_DIFFER
         key = {"session_id": session_id, "marker": erase_marker(session_id), "begun": time_text(begun)}
         return self._sql["drop_texts_after_erase"], key
@@ -178,7 +178,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
-        """Delete manifests and texts from before a time, up to `limit` rows per table; return the number."""
+        """Delete manifests and texts from before a time, up to `limit` rows per table; return the number of rows."""
         manifests: Parameters = {"before": short_time(before, self.backend), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
@@ -283,7 +283,7 @@ def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
 
 
 def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Return the manifest with `true` in place of each value that is also in its own column, to save space."""
+    """Replace each value of a manifest that is also stored in its own column by `true`, to save space."""
     return {**manifest, **{name: _ELSEWHERE for name, value in columns.items() if manifest.get(name) == value}}
 
 

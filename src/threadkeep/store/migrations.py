@@ -45,7 +45,7 @@ _LOCK = (
 _MADE = re.compile(r"^CREATE (?:TABLE|VIEW|SEQUENCE) (chat_\w+)", re.MULTILINE)
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
-    # Do not use the view pg_tables: each new connection would first have to read the other tables that it joins.
+    # Do not use the view pg_tables: it joins other system tables, which each new connection would have to read first.
     "postgres": "SELECT count(*) FROM pg_class WHERE relname = 'threadkeep_migrations' AND relkind IN ('r', 'p') "
     "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())",
 }

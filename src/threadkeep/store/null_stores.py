@@ -1,4 +1,4 @@
-"""Stores that store nothing, for runs without a session, and for data that are not kept in a graph store."""
+"""Stores that store nothing: for runs without a session, and for data that is not stored if a graph store is used."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class Outgoing:
     """A message to send: the answer of a run to the message `message_id`, or a text `content` that is in no transcript.
 
     `parts_sent` is the number of parts that have arrived. `uncertain` is true if the next part may have arrived too.
-    `partial` is the text so far of an answer that is still being written. It is empty when the answer is complete,
-    except after the platform has fetched the first of several parts.
+    `partial` is the text so far of an answer that is still being written. When the answer is complete, `partial` is
+    empty, or `fetched` if the platform has fetched the first of several parts.
     """
 
     number: int
@@ -61,7 +61,7 @@ class ChannelState:
 
 @dataclass(frozen=True)
 class Recipient:
-    """The destination of a session's answers: the channel and address of the last received message, and the owner."""
+    """The destination of a session's answers: channel, address and (if known) user of the last received message."""
 
     channel: str
     address: Address = field(repr=False)
@@ -111,7 +111,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             content: the text of the answer; None if the run supplies it.
             waits: True if the answer becomes ready when its run is over; False if it is ready at once.
             after: the delay before the answer may be sent; until then, the platform may fetch it.
-            remember: True to store `address` and `user_id` as the session's recipient, even without a session.
+            remember: True to store `address` and `user_id` as the recipient of the session, which need not exist.
             about: the id of the person who gets the answer, also in a group; erasing this person erases the answer.
             message: the data needed to process the message again; dropped when the answer is ready.
         """
@@ -153,7 +153,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return bool(await connection.fetch(self._sql["add"], row))
 
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
-        """Give a session without an owner and with only a bot's messages to a user; return False for any other session.
+        """Make a user the owner of a session without an owner and with only a bot's messages; otherwise return False.
 
         This repairs sessions in which an earlier version stored a bot's first message without an owner.
         """
@@ -254,8 +254,8 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("move", number, owner, address=json_text(address))
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
-        """Release a message, to be sent at `until`, but within 25 minutes; return False if the claim was lost."""
-        # Stay five minutes below `WRONG_CLOCK_SECONDS`, because the clock of the next process may be behind.
+        """Release a message for a retry at `until`, at most 25 minutes from now; return False if the claim was lost."""
+        # Stay five minutes below the limit: a process whose clock is behind must not take this time for a wrong one.
         at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS - 300))
         values = {"at": at, "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)
@@ -336,7 +336,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _drop_copies(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the copy of a person's message that is stored with each of these rows; return the number of rows."""
+        """Delete the copies of people's messages in these rows (number and address); return the number of rows."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:
@@ -359,7 +359,7 @@ def _address(text: str | None) -> Address:
     return value if isinstance(value, Mapping) else {}
 
 
-# Statements return the columns in the order of these fields; columns for the last fields may be missing.
+# Statements return columns in the order of these fields; some statements omit the columns of the last fields.
 _FIELDS = tuple(column.name for column in fields(Outgoing))
 
 

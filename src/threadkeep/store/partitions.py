@@ -61,7 +61,7 @@ async def make_partitions(connection: Connection, partitions: int) -> None:
 
 
 class PartitionState(NamedTuple):
-    """The state of partitioning the tables of messages. `partitions` is 0 if they have no partitions.
+    """The progress of partitioning the tables of messages. `partitions` is 0 if they are not partitioned.
 
     If `is_begun`, a partitioned copy is unfinished; `copied_into` is its number of partitions (0 before they exist).
     Partitioning is impossible if another PostgreSQL user, `owner`, owns the tables, or if `views` use them.
@@ -177,7 +177,7 @@ async def _step[T](driver: Driver, partitions: int, work: Callable[[Connection],
 
 
 async def _copy(connection: Connection) -> tuple[int, int]:
-    """Copy some changed `seq` ranges, oldest changes first; return how many, and by how many messages the copy grew."""
+    """Copy some changed `seq` ranges, oldest changes first. Return the numbers of ranges and of additional messages."""
     taken = await connection.fetch(_SQL["take"], {"limit": _RANGES})
     fields = ("session_id", "first_seq", "last_seq")
     ranges = {"ranges": dump_json([dict(zip(fields, row, strict=True)) for row in taken])}

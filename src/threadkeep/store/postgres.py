@@ -210,7 +210,7 @@ class PostgresDriver(Driver):
 
 
 class _Loan:
-    """A connection lent from the pool for one block; `used` has the time when each connection last worked.
+    """A connection that the pool lends for one block. `used` maps each connection to the time when it last worked.
 
     The pool's own context manager is slower, because it tries to end a transaction that does not exist.
     """
@@ -240,7 +240,7 @@ class _Loan:
 
     async def _connection(self) -> RawConnection:
         left = seconds_left()
-        # Use no timeout of zero, with which the pool would never return a connection.
+        # Never pass a timeout of 0, because the pool would then return no connection.
         limit = None if left is None else min(max(left, _LEAST_SECONDS), self._pool.timeout)
         return await self._pool.getconn(limit)
 

@@ -19,7 +19,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700. If it is in Threadkeep's data folder, restrict that too.
+    """Create a folder and its missing parents with mode 0700. Restrict Threadkeep's data folder if it is on the path.
 
     Other existing parents are not changed, because `/tmp` or a home folder may be among them.
     """

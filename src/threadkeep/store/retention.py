@@ -21,7 +21,7 @@ type Action = Literal["archive", "delete"]
 REDELIVERY: Final = timedelta(days=7)
 """The time for which ids of deleted messages are stored, because a repeated message must not begin a new turn."""
 
-# Delete a call's text if its recorded use is this much older than the deleted messages: not every use is recorded.
+# Not every use of a text is recorded, so delete it only if its last recorded use is this much older than the messages.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
 """The maximum number of messages that one step removes."""
@@ -76,7 +76,7 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Removal:
-    """A request to archive or delete a session's messages up to a `seq`, unless it changed after `idle_before`."""
+    """A request to archive or delete messages up to a `seq`, unless the session changed after `idle_before`."""
 
     session_id: str
     action: Action
@@ -133,13 +133,13 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` up to which messages after `after` are older than `moment`; the last `seq` if all are."""
+        """Return the `seq` before the first message after `after` that is not older than `moment`, or the last one."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
     async def end_before_newest(self, session: Prunable, messages: int) -> int:
-        """Return the `seq` before the oldest of the newest `messages` active messages; 0 if there are not so many."""
+        """Return the `seq` just before the newest `messages` active messages begin, or 0 if there are not as many."""
         parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
         rows = await self._driver.fetch(self._sql["first_of_newest"], parameters)
         return int(rows[0][0]) - 1 if rows else 0
@@ -275,7 +275,7 @@ def _prunable(row: Row) -> Prunable:
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """The times before which runs must have ended to be deleted. Set-aside runs stay if `set_aside_before` is None."""
+    """The times before which runs must have ended to be deleted. The second is for set-aside runs; None keeps these."""
 
     before: datetime
     set_aside_before: datetime | None = None

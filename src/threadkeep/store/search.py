@@ -126,7 +126,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of each session; return the sessions that have more. Add locked ones to `locked`."""
+        """Index the next messages of each session. Return the sessions with more; add locked sessions to `locked`."""
         try:
             return await self._step(sessions)
         except RowLocked:
@@ -164,7 +164,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by fingerprints of indexed terms, or all texts if no term is indexed. Drop texts that lack a term."""
+        """Find texts by fingerprints of terms, or all texts if no term is indexed. Drop texts that lack a term."""
         whose = "found" if scope["user_id"] is None else "found_of_user"
         sql = await index_statements(connection, self._sql)
         found = sql[whose if scope["session_id"] is None else "found_of_session"]
@@ -262,7 +262,7 @@ class _Step(NamedTuple):
 
 
 def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
-    """Return steps for the first texts that fit into one transaction; include at least one text."""
+    """Return steps with as many of the first texts as fit into one transaction, but at least one text."""
     steps: list[_Step] = []
     room = _STEP_CHARACTERS
     for session, texts in zip(sessions, found, strict=True):

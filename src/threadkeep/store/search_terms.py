@@ -26,7 +26,7 @@ _SPREAD = 0x9E3779B1
 _CASED = 0x20000
 
 _WORDS = re.compile(r"\w+")
-# σ at the end of a word is replaced by ς, because some texts have σ there, and `lower` returns it for "Α.Σ.Δ".
+# Replace σ at the end of a word by ς, because some texts have σ there, and `lower` returns σ for "Α.Σ.Δ".
 _FINAL_SIGMA = re.compile(r"σ(?!\w)")
 # Scripts without spaces between words; also hangul, because Korean words have suffixes.
 _UNSPACED = re.compile(
@@ -62,7 +62,7 @@ def fold_fully(text: str) -> str:
 
 
 def folds_into(text: str) -> tuple[str, str]:
-    """Return the characters that `fold` replaces by characters of `text`, and in the same order, the replacements."""
+    """Return the characters that `fold` changes into characters of `text`, and their replacements in the same order."""
     pairs = [(char, folded) for folded in sorted(set(text)) for char in _unfolded().get(folded, "")]
     return "".join(char for char, _ in pairs), "".join(folded for _, folded in pairs)
 
@@ -91,7 +91,7 @@ def trigram_expression(words: Iterable[str]) -> str:
 
 
 def _spellings(trigram: str) -> list[str]:
-    """Return the spellings of a trigram, quoted, with i or İ for each i, because FTS5 distinguishes them."""
+    """Return a trigram, quoted, in all spellings with i or İ for each i, because FTS5 distinguishes the two."""
     spelled = product(*("iİ" if char in "iIİ" else char for char in trigram))
     return ['"' + "".join(letters).replace('"', '""') + '"' for letters in spelled]
 
@@ -150,5 +150,5 @@ def rarity(texts_with_word: int, texts: int) -> float:
 
 @lru_cache(maxsize=16)
 def _read(words: str) -> Sequence[tuple[str, float]]:
-    """Parse words and weights. They are cached, because all texts of a search use the same ones."""
+    """Parse words and their weights. The result is cached, because a search uses the same words for all texts."""
     return [(word, float(weight)) for word, weight in json.loads(words)]

@@ -117,7 +117,7 @@ _LOOK_SECONDS = 0.005
 class PendingTurn:
     """A turn that waits to be stored in the database. `tries` counts the attempts of this process.
 
-    `error` is the class name of the last error. `namespace` is the conversation's, if it belongs in a graph store.
+    `error` is the class name of the last error. `namespace` is set if the turn belongs in a graph store.
     """
 
     entry_id: str
@@ -240,7 +240,7 @@ class SpoolFile:
             self.clear()
 
     def clear(self) -> None:
-        """Empty the file after its turns were stored elsewhere; keep unreadable lines."""
+        """Empty the file after its turns were stored elsewhere, but leave a file with unreadable lines as it is."""
         self._ranges.clear()
         if not self._has_unreadable:
             os.ftruncate(self._descriptor, 0)

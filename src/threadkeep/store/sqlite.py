@@ -110,7 +110,7 @@ class SqliteDriver(Driver):
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """Lend a connection in a write transaction. With a `lock_timeout_seconds` of 0, wait forever."""
+        """Lend a connection in a write transaction. If `lock_timeout_seconds` is 0, wait for the lock forever."""
         async with _Lent(self.take_writer, self.give_writer) as connection:
             await _begin(connection, for_ever=lock_timeout_seconds == 0)
             yield connection
@@ -208,12 +208,10 @@ class _Lent:
     give: Callable[[SqliteConnection, type[BaseException] | None], Awaitable[None]]
 
     async def __aenter__(self) -> SqliteConnection:
-        """Return the connection."""
         self._connection = await self.take()
         return self._connection
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Release the connection."""
         await self.give(self._connection, kind)
 
 
@@ -326,7 +324,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
-        # Raise the first error even if `opening` fails too: if a cancellation were lost, retries would never end.
+        # Raise this error, even if `opening` fails as well: if a cancellation were lost, retries would never end.
         await _to_its_end(_close_opened(connection, opening))
         raise
 
@@ -337,7 +335,7 @@ async def _close_opened(connection: aiosqlite.Connection, opening: asyncio.Futur
     if opening.exception() is None:
         await connection.close()
     else:
-        # Wait for the connection's thread to end; otherwise it may use this event loop after it was closed.
+        # Wait until the connection's thread has ended. It may otherwise use the event loop after the loop was closed.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
 
 

@@ -44,7 +44,7 @@ def load_script(path: str) -> Sequence[str]:
 
 @lru_cache(maxsize=512)
 def for_rows(sql: str, count: int) -> str:
-    """Return a statement with `count` VALUES rows; in row i, the parameter `x` is named `x_i`."""
+    """Return a statement with its VALUES row repeated `count` times; in row i, the parameter `x` is named `x_i`."""
     if not (match := _ROW.search(sql)):
         raise ValueError("the statement has no VALUES row on a separate line")
     rows = ", ".join(f"({_PARAMETER.sub(rf':\1_{i}', match['row'])})" for i in range(count))
@@ -52,12 +52,12 @@ def for_rows(sql: str, count: int) -> str:
 
 
 def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return the parameters of a statement that `for_rows` made; each mapping in `rows` has those of one VALUES row."""
+    """Return the parameters for a statement from `for_rows`; each mapping in `rows` is for one VALUES row."""
     return {f"{name}_{i}": value for i, row in enumerate(rows) for name, value in row.items()}
 
 
 def for_values(sql: str, name: str, values: Collection[object], others: Parameters | None = None) -> Statement:
-    """Return a statement with one VALUES row for each value of the parameter `name`, and all its parameters."""
+    """Return a statement with one VALUES row for each of `values` (parameter `name`), and all its parameters."""
     return for_rows(sql, len(values)), {**{f"{name}_{i}": value for i, value in enumerate(values)}, **(others or {})}
 
 

@@ -62,17 +62,17 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id=user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the first `limit` summaries made directly from active messages in a range, merged or not, in order."""
+        """Return, in order, the first `limit` summaries made directly from a range's active messages, merged or not."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return the last `limit` summaries made directly from active messages in a range, merged or not, in order."""
+        """Return, in order, the last `limit` summaries made directly from a range's active messages, merged or not."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 
     async def merged(self, session_id: str, upto_seq: int, limit: int) -> dict[str, list[Summary]]:
-        """Return the newest `limit` merged summaries up to `upto_seq`, by the id of the summary that replaced them."""
+        """Return the newest `limit` merged summaries up to `upto_seq`, grouped by the id of their replacement."""
         parameters = {"session_id": session_id, "upto_seq": upto_seq, "limit": limit}
         rows = await self._driver.fetch(self._sql["merged"], parameters)
         found: dict[str, list[Summary]] = {}
@@ -158,7 +158,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
 async def add_summary(
     connection: Connection, sql: Mapping[str, str], summary: Summary, replaces: frozenset[str], *, now: datetime
 ) -> bool:
-    """Store a summary in a transaction, if it keeps the guarantee of `Summaries`."""
+    """Store a summary in the caller's transaction; return False if it would break the guarantee of `Summaries`."""
     parameters = {"session_id": summary.session_id}
     held = await connection.fetch(sql["hold_session"], parameters)
     if not held:
@@ -181,7 +181,7 @@ async def add_summary(
 
 
 def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
-    """Return True if `parts` are `expected` adjacent rows that form exactly the summary's range."""
+    """Return True if there are `expected` rows in `parts` that cover exactly the summary's range, without gaps."""
     if len(parts) != expected or any(former[2] + 1 != latter[1] for former, latter in pairwise(parts)):
         return False
     return (summary.first_seq, summary.last_seq) == (parts[0][1], parts[-1][2])

@@ -107,7 +107,7 @@ class SupersedingWriter:
         return [int(seq) for (seq,) in await connection.fetch(self._sql["supersede_between"], mark)]
 
     async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
-        """Update the session's title, counts and last messages, and derived data, after messages were superseded."""
+        """Update the session's title, counts, last messages and derived data, because messages were superseded."""
         between: dict[str, object] = {"session_id": session_id, "first_seq": min(seqs), "last_seq": max(seqs)}
         for first, last in ranges_of(seqs):
             await self.forget_derived(connection, session_id, first, last)
@@ -138,7 +138,7 @@ class SupersedingWriter:
         return await self._shortened(connection, "first_user", str(parameters["session_id"]), TITLE_CHARACTERS)
 
     async def forget_derived(self, connection: Connection, session_id: str, first_seq: int, last_seq: int) -> None:
-        """Deactivate summaries, and delete anchors, tool calls and vectors, of the messages in a `seq` range."""
+        """Deactivate the summaries of the messages in a `seq` range; delete their anchors, tool calls and vectors."""
         between = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq}
         withdrawn = [row[0] for row in await connection.fetch(self._sql["withdraw_summaries"], between)]
         while withdrawn:
@@ -190,7 +190,7 @@ class SupersedingWriter:
         return None if first_seq is None else Span(int(first_seq), int(last_seq))
 
     async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> Span | Superseded:
-        """Return the range that `message_id` and `scope` select, or the earlier result of the same request."""
+        """Return the range that `message_id` and `scope` select. If the request was made before, return its result."""
         session_id, message_id = superseding.session_id, str(superseding.message_id)
         message = await self._message(connection, session_id, message_id)
         if message is None:

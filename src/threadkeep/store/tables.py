@@ -117,7 +117,7 @@ class TableTranscripts:
         return await self._commits.append(prepared), prepared.rows
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede messages after `seq` and store a turn instead, if `seen` is still (`last_seq`, `revision`)."""
+        """Supersede the messages after `seq`, and store a turn instead, if `last_seq` and `revision` equal `seen`."""
         await self._append_instead(self._prepare(turn), seq, seen)
 
     async def _append_instead(
@@ -330,7 +330,7 @@ def changing(session_id: str, run_id: str) -> Parameters:
 
 
 async def may_change(connection: Connection, sql: Mapping[str, str], session_id: str, run_id: str) -> bool:
-    """Lock a session; return True if the run is being executed and may still delete the session."""
+    """Lock a session; return True if the run is being executed and its message has not deleted the session before."""
     await connection.execute(sql["lock_session"], {"session_id": session_id})
     return bool(await connection.fetch(sql["changing"], changing(session_id, run_id)))
 

@@ -324,6 +324,6 @@ class Transcripts(Protocol):
     async def delete(self, session_id: str, *, run_id: str | None = None) -> bool | None:
         """Delete a session, its messages and all derived data; return False if it did not exist.
 
-        With a `run_id`, return None and do nothing if that run is not being executed, or its message has already
-        deleted the session. Otherwise, a process that was paused could delete a session that was created since.
+        With a `run_id`, return None and do nothing if that run is not being executed, or if the message that it answers
+        has deleted the session before: a paused process must not delete a session that was created since.
         """

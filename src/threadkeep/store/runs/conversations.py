@@ -28,8 +28,8 @@ class RunLocks:
     def statements(self, name: Lock, **parameters: object) -> list[Statement]:
         """Return the statements that take a lock; none on SQLite, whose transactions are serial.
 
-        `lock_order` locks the order of a session's runs; the session need not exist. `lock_tree` locks a tree of runs:
-        meanwhile, no other transaction can add a run to it, or cancel one in it.
+        `lock_order` locks the order of a session's runs; the session need not exist. `lock_tree` locks a tree of runs,
+        so that no other transaction adds a run to the tree or cancels one of its runs.
         """
         return [(self._sql[name], parameters)] if name in self._sql else []
 
@@ -60,7 +60,7 @@ class ActiveSessions(ClockedTables, sql=("runs_order.sql",)):
 
 
 class RunPositions(Tables, sql=("runs_order.sql",)):
-    """The order of runs in agents' own conversations; a run gets a position when the conversation's key is known."""
+    """The order of runs in conversations that agents store under keys. A run gets a position once the key is known."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -170,7 +170,7 @@ class Policies:
         assert_never(policy)
 
     async def _stop(self, connection: Connection, turns: Sequence[OpenRun], why: str) -> None:
-        """Stop running turns with their descendants, and mark queued turns to stop when they begin."""
+        """Stop the turns that are running, and their descendants; mark queued turns to stop when they begin."""
         running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
             await self._locks.hold(connection, "lock_tree", root_run_id=root_run_id)

@@ -66,14 +66,14 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         Raises:
             SessionBusy: the policy is `reject`, and there is another turn.
             RunNotFound: the parent run does not exist.
-            WrongUser: the session belongs to another user, or it has no user but `new` has one.
+            WrongUser: the session belongs to another user, or `new` has a user but the session has none.
         """
         try:
             alone = new.parent_run_id is None and not new.conversations
             run = await self._arrive(new, policy, owner) if alone else None
             return await self._add(new, policy, owner) if run is None else Added(run, "new")
         except DuplicateRow:
-            # Try again, because another process has stored a run for the message between the check and the write.
+            # Another process has stored a run for the message since this call looked for one, so try again.
             return await self._add(new, policy, owner)
 
     async def release(self, session_id: str, message_id: str) -> bool:
@@ -111,7 +111,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
     async def take_back(self, run_id: str, message_id: str) -> bool:
-        """Remove a message from a run; return False if the run has begun, lacks the message, or has no other one."""
+        """Remove a message from a run; return False if the run has begun, lacks the message, or has only this one."""
         async with self._driver.writing() as connection:
             await self._locks.hold(connection, "lock_order_of", run_id=run_id)
             run = await fetch_run(connection, run_id)
@@ -145,7 +145,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
         """Return up to `limit` runs that may begin now and have waited for `waited_seconds`, oldest first.
 
-        Runs with a time in the future, from a process whose clock is ahead, are included: their wait is unknown.
+        Runs stored by a process whose clock is ahead, with a time in the future, are included: their wait is unknown.
         """
         now = self._clock()
         # Add a microsecond, because the statement excludes runs that arrived exactly at `before`.

@@ -44,7 +44,7 @@ def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
 
 
 def shortened(value: Values, texts: Texts) -> dict[str, Json]:
-    """Return an event's data; omit each message text that `texts` has with the same message id."""
+    """Return an event's data without the message texts that `texts` has under the same message id."""
 
     def left_out(one: Values, name: str, text: str) -> dict[str, Json]:
         known = texts.get(str(one.get(name)))
@@ -64,7 +64,7 @@ def restored(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without the text that its message has, or None if it has no text or names no message."""
+    """Return a run's result without its text, which its message has too; None if it has no text or no message id."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -148,7 +148,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: boo
 
 @reads_record
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
-    """Return the inputs in the column `input` of a run. An omitted text is None; the message `message_id` has it."""
+    """Return the inputs in a run's column `input`. An omitted text is None: it is in the message `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored, list) or ()
     return tuple(
         [
@@ -175,7 +175,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Return the parameters to store a run's only input without its text; all are None if the text must be stored."""
+    """Return the parameters for storing a run's only input without its text; all are None if that is not possible."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -269,7 +269,7 @@ _RUNS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class RunCounts:
-    """The numbers of queued, running, waiting and set-aside runs, each counted only up to a limit."""
+    """The numbers of runs that are queued, running, waiting, or set aside for a person, each counted up to a limit."""
 
     queued: int = 0
     running: int = 0
@@ -346,7 +346,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return deleted
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
-        """Return runs that may have unneeded checkpoints: done, deleted, or ended without a result before `moment`."""
+        """Return runs whose checkpoints may be removed: done, deleted, or ended before `moment` without a result."""
         asked = {"before": time_text(moment), "limit": limit}
         return [run_id for (run_id,) in await self._driver.fetch(self._sql["with_checkpoints"], asked)]
 

@@ -32,7 +32,7 @@ from threadkeep.store.statements import ClockedTables
 
 @dataclass(frozen=True)
 class RunEnding:
-    """The data to store at the end of a run; `asked` is the run as it was when its owner began executing it."""
+    """The data to store at the end of a run; `asked` is the run's record from the time when its owner began it."""
 
     status: RunEnd
     result: Mapping[str, Json] | None = None
@@ -41,11 +41,11 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs to store without text if the transcript has it: those of a run that is done, else none."""
+        """Return the inputs whose texts may be left to the transcript: all if the run is done, otherwise none."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
-# A version with a run that is younger than this is not deleted. Queries take time, and the clocks of processes differ.
+# Keep a version that has a run younger than this, because queries take time and the clocks of processes differ.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
@@ -221,7 +221,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Mark a run as waiting for a person's answer to `interrupt`. Other runs of its session continue meanwhile.
 
-        Return False if the owner has lost the run, or if the run is to be stopped. Repeating the call changes nothing.
+        Return False if the owner has lost the run, or if the run must be stopped. Repeating the call changes nothing.
         If the run waits for a child that was cancelled just before, the run is queued again.
         """
         waits = await self._execute("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
@@ -237,7 +237,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def give_back(self, run_id: str, owner: str) -> bool:
         """Release a run, so that another process can begin it. The run stays the first of its session.
 
-        Return False if the owner has lost the run, or if the run is to be stopped.
+        Return False if the owner has lost the run, or if the run must be stopped.
         """
         return await self._execute("give_back", {"run_id": run_id, "owner": owner}) > 0
 
@@ -248,7 +248,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
     async def resume(self, run_id: str, value: Json, *, asked: Json = None) -> bool:
         """Queue a waiting run again behind the other runs, with a person's answer; return False if it does not wait.
 
-        `asked`, if given, is the `interrupt` that the person answered. If the run has another by now, return False.
+        `asked`, if given, is the `interrupt` that the person answered. Return False if the run has another one by now.
         """
         given = {"resume_value": json_text(value), "asked": None if asked is None else json_text(asked)}
         return await self._arrive_again("resume", {"run_id": run_id, **given})

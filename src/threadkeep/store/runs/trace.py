@@ -120,7 +120,7 @@ class TraceGroup:
 
 @dataclass(frozen=True)
 class _Extent:
-    """The size of a run's stored trace, and whether it has reached `TraceLimits` (`cut`)."""
+    """The size of a run's stored trace. `cut` is true if the trace has reached its `TraceLimits`."""
 
     last_number: int
     characters: int
@@ -149,7 +149,7 @@ class RunTrace:
         owner: str | None = None,
         after: int | None = None,
     ) -> int | None:
-        """Store events and usage atomically. Return the newest number, or None if the run was deleted or lost.
+        """Store events and usage atomically. Return the newest event's number; None if the run was deleted or lost.
 
         Args:
             run_id: the run.
