@@ -73,11 +73,11 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         self._changing: dict[Memory, asyncio.Lock] = {}  # a lock belongs to one event loop
 
     def generate_thread_id(self, context: TContext) -> str:
-        """Return a new id with a whole UUID, because ChatKit's default ids could collide."""
+        """Return a new id with a complete UUID, because ChatKit's default ids could collide."""
         return _new_id("thread")
 
     def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: TContext) -> str:
-        """Return a new id with a whole UUID, because ChatKit's default ids could collide."""
+        """Return a new id with a complete UUID, because ChatKit's default ids could collide."""
         return _new_id(item_type)
 
     def session(self, thread_id: str, context: TContext) -> Session:
@@ -142,7 +142,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         raise NotFoundError(f"Item {item_id} not found in thread {thread_id}")
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Append an item to its thread, unless its id is known. An item that this store deleted is stored again."""
+        """Append an item to its thread, unless it is there already. An item that this store deleted is stored again."""
         session = self.session(thread_id, context)
         await self._info(session)
         receipt = await _append(session, _message(item, item.id))
@@ -214,7 +214,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         """Store a new version of an item, or a note that it is deleted. Try again if the session changes meanwhile.
 
         With `restores`, do nothing unless this store has deleted the item. An item that was edited, taken back or
-        erased stays away.
+        erased is not restored.
 
         If this changes the text that a model receives, the old message and all later ones are superseded. Then the new
         version and copies of the later messages are appended.

@@ -72,7 +72,7 @@ class AgentsSession:
             await self._session.call_even_if_blocked(lambda session: session.append(messages))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Mark the newest item as taken back, and return it. The transcript keeps its row."""
+        """Return the newest item, and mark it as taken back; None if there is none. The transcript keeps its row."""
         message = await self._session.call_even_if_blocked(lambda session: take_back_newest(session, _is_item))
         return None if message is None else _item(message)
 

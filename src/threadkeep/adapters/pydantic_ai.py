@@ -151,7 +151,7 @@ class Conversations(MemoryAdapter, ConversationStore):
             await self.memory.channels.state.forget(self._scope, name, conversation_id)
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
-        """Return an entry. Search the conversation that this asyncio task read last, then the one that stored it first.
+        """Return an entry from the conversation that this asyncio task read last, else from the first that stored it.
 
         In an imported conversation, entries are found only after the task has read the conversation's record.
 
@@ -226,7 +226,7 @@ class Conversations(MemoryAdapter, ConversationStore):
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:
-    """Return the note that marks a new revision. Its id has the previous revision, so only one write can follow it."""
+    """Return the note of a new revision. Its id contains the previous `revision`, so that has only one successor."""
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 

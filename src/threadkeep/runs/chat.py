@@ -262,7 +262,7 @@ class Chat:
                 with contextlib.suppress(RunNotFound, StoreError, TimeoutError, Interrupted):
                     async with self._memory.session(turn.session_id).timeout():
                         ended = await asyncio.shield(ending)
-                # Wait again if the outcome has changed: after a failure of the database, the run has continued.
+                # If the outcome has changed, the run has continued after a failure of the database. Wait for its end.
                 if ended is not outcome or stream.outcome is outcome:
                     return ended
         finally:
@@ -368,7 +368,7 @@ class Chat:
                     raise SessionBusy(session.session_id, run.run_id)
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
-        """Return the id of the newest message that a run of the session answers; if there is none, `run_id`."""
+        """Return the id of the newest message that the session's run `run_id` answers, or `run_id` if there is none."""
         run = await self._memory.runs.run(run_id) if run_id is not None else None
         if run is None or run.session_id != session.session_id:
             return run_id

@@ -143,7 +143,7 @@ class ChatTurn:
         return self.user_key if self.request.session_id is None and self.user_key is not None else self.session_id
 
     def read_from(self, stream: RunStream) -> None:
-        """Set the stream from which followers get the start and the tokens of the turn from now on."""
+        """Let followers get the turn's start event and tokens from `stream` from now on."""
         before, self.stream = self.stream, stream
         before.signal()
 
@@ -271,9 +271,9 @@ class ChatAnswers:
         return self.of(turn, Outcome("done", result=result_of_answer(found)), ())
 
     async def of_unrecorded(self, turn: ChatTurn, outcome: Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
-        """Return the answer of a run that the database does not record, or the stored answer if its message has one.
+        """Return the answer of a run that the database does not record, or an older stored answer to its message.
 
-        A stored answer is older: it could not be read while the database was down, so the message was answered again.
+        The stored answer could not be read while the database was down, so the message was answered again.
 
         Raises:
             ThreadkeepError: the run has no answer; `error_of` chooses the error.

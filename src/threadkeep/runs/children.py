@@ -79,7 +79,7 @@ class RunChildren:
         return run, None
 
     async def _go_on(self, run: Run, begun: ActiveRun | None) -> Run:
-        """Execute a child, or pass it a person's answer; return the new `Run`. With `begun`, this process owns it."""
+        """Execute a child, or pass it a person's answer; return its new record. With `begun`, this process owns it."""
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)

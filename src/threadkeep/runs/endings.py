@@ -103,7 +103,7 @@ def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: 
 def report_turn(
     observer: Observer, run: Run, outcome: Outcome, usages: Sequence[TokenUsage], *, milliseconds: float
 ) -> None:
-    """Report that the turn of a session has ended, unless the run is no such turn or still waits for a person."""
+    """Report the end of a turn; do nothing if the run is not a turn of a session, or if it waits for a person."""
     if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
         return
     if run.workflow in OWN_NAMES:
@@ -284,10 +284,10 @@ class RunEndings:
                 await own.store(step, messages, metadata, session)
 
     async def release(self, active: ActiveRun) -> None:
-        """Wait for the task of a run; end a cancelled run; if the process closes, release it for another process.
+        """Wait for the task of a run. End a cancelled run; if the process closes, release the run for another process.
 
-        A child is not released, because its parent resumes it. Neither is a run that a person's reply has resumed: a
-        release lowers `attempts`, which show whether a process may have used the reply. Store errors are ignored.
+        A child is not released, because its parent resumes it. Neither is a resumed run: its `attempts` show whether a
+        process may have used the person's reply, and a release would lower them. Store errors are ignored.
         """
         run = active.run
         if active.task is not None:

@@ -89,7 +89,7 @@ class RunExecution:
     stream: RunStream
     begins: bool = True
     hold: RunHold | None = None
-    # The run without the messages that other runs have answered.
+    # `run`, but without those of its messages that other runs have answered.
     _run: Run = field(init=False)
     _workflow: Workflow = field(init=False)
     _plan: RunPlan = field(init=False)
@@ -154,7 +154,7 @@ class RunExecution:
         await in_flight.wait_for(self._run)
         if len(self._run.inputs) > 1:
             self._run = await with_unanswered(memory, self._run)
-        # Look for the answer of a run that is not stored, because a resumed graph skips the step that would find it.
+        # Look here for the answer of an unrecorded run, because a resumed graph skips the step that would find it.
         if in_flight.has_answered(self._run) and (result := await stored_answer_of(memory, self._run)) is not None:
             return Outcome("done", result=result)
         if self.hold is not None and self._plan.chat is not None:
@@ -187,13 +187,13 @@ class RunExecution:
             self.stream.set_outcome(Outcome("failed", error=type(away).__name__))
             await retry_until_available(query)
             return True
-        # A connection pool may recover later than the database, so do not count up to three such failures as tries.
+        # A connection pool may recover later than the database, so up to three such failures do not count as tries.
         late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
 
     async def _report_crossing(self) -> None:
-        """Report a budget that the last model call exceeded, because budgets are only checked before a call."""
+        """Report a budget that the last model call exceeded. Other checks of budgets are made only before a call."""
         crossed = None
         with contextlib.suppress(StoreError):  # the run has its answer anyway
             crossed = await self.ledger.crossed()
@@ -340,7 +340,7 @@ class RunExecution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """Return the new `Run.interrupt`: the open questions, how many times it has asked, and the last reply's id."""
+        """Return the new `Run.interrupt`: the open questions, how often the run has asked, and the last reply's id."""
         earlier = self._run.interrupt if isinstance(self._run.interrupt, Mapping) else {}
         before, reply = earlier.get("number"), earlier.get(REPLY)
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
@@ -376,7 +376,7 @@ class RunExecution:
         return Command(resume=answers) if answers else None
 
     async def _used(self, saver: ProgressSaver, first: Mapping[str, Any]) -> set[str]:
-        """Return the ids of the questions whose answers are stored; `first` has the first question of each task.
+        """Return the ids of the questions whose answers are stored; `first` maps first questions to their tasks.
 
         If such an answer were passed again, LangGraph would take it for the answer to the task's next question.
         """
@@ -411,13 +411,13 @@ class RunExecution:
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline, if any; after a reply, retry or release the full time begins again."""
+        """Return the seconds until the deadline, or None. A reply, retry or release lets the full time begin again."""
         run = self._run
         if run.deadline_at is None:
             return None
         tried_anew = run.attempts <= 1 and run.started_at != run.heartbeat_at
         total = run.deadline_at - run.created_at
-        # Limit the rest to the full time, because the clock of the process that stored the run may have been ahead.
+        # Return at most the full time, because the clock of the process that stored the run may have been ahead.
         left = total if run.resumed or tried_anew else min(run.deadline_at - self._memory.clock(), total)
         return max(left.total_seconds(), 0.0)
 

@@ -24,7 +24,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class RunMaintenance:
-    """Background tasks that stop, start and take over runs at intervals. A task reports an error and continues."""
+    """Background tasks that stop, start and take over runs at intervals. Errors are reported, and the tasks go on."""
 
     def __init__(self, memory: Memory, worker: Worker, options: RunServiceOptions) -> None:
         self._memory = memory
@@ -70,7 +70,7 @@ class RunMaintenance:
     async def recover(self) -> None:
         """Start or enqueue runs that no process executes, and remove checkpoints of finished runs."""
         await self._start_unknown()
-        # Runs that were left to other processes must not hide later runs. Look at only some of them again.
+        # Runs that this process leaves to others must not use up the limit. Look at only some of them again.
         order, limit = self._runs.order, _AT_ONCE + min(len(self._left), _MOST_REMEMBERED)
         found = await order.ready(limit=limit, waited_seconds=self._options.forgotten_seconds)
         found += await order.abandoned(limit=limit)

@@ -143,7 +143,7 @@ class RunProgress(Debounced):
         if isinstance(new, PendingWrites):
             written = dict(new.writes)
             for one in written.get(INTERRUPT, ()):
-                # LangGraph writes a question of a subgraph for the subgraph first, then for the graphs around it.
+                # LangGraph writes a subgraph's question first for the subgraph, then for each graph that contains it.
                 self.first.setdefault(one.id, None if RESUME in written else (namespace, new.task_id))
         if isinstance(new, PendingCheckpoint) and new.is_whole:
             for older in self._pending_of(namespace):
@@ -221,8 +221,8 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
     """A wrapper of a checkpointer that may delay the checkpoints of active runs; other checkpoints are stored at once.
 
     Pending checkpoints of a LangGraph thread are stored before the thread is read. `active` maps the id of each run
-    whose graph this process executes to its `RunProgress`. When writes begin to fail, and when they work again, this is
-    reported; otherwise, a failure would stay unnoticed until a run needs its checkpoints.
+    whose graph this process executes to its `RunProgress`. The saver reports when writes begin to fail and when they
+    work again; otherwise, a failure would stay unnoticed until a run needs its checkpoints.
 
     The synchronous methods run the asynchronous ones in the saver's event loop; called in that loop, they raise
     `InvalidStateError`.

@@ -66,7 +66,7 @@ async def shielded[T](work: Coroutine[object, object, T]) -> T:
 
 
 class Debounced(ABC):
-    """A base class that calls `_store` later, in a separate task, but not while the lock `working` is held."""
+    """A base class that calls `_store` later, in a separate task, when the lock `working` is free."""
 
     def __init__(self) -> None:
         self.working = asyncio.Lock()

@@ -123,7 +123,7 @@ class RunPlan:
     """Facts about a workflow, computed once for all its runs in this process.
 
     `chat` has the name, node and options of the built-in chat if it needs no agent. `at_once`: the options for storing
-    the question together with the run, or None if it is stored later. `silent`: nodes that do not answer the question.
+    a run's question together with the run; None if it is stored later. `silent`: nodes that do not answer the question.
     """
 
     chat: tuple[str, ChatNode, Mapping[ConversationKind, TurnOptions]] | None
@@ -152,9 +152,9 @@ class RunPlan:
 def order_keys(
     workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
 ) -> tuple[str, ...]:
-    """Return the queue names of the conversations, besides the session, in which a new run waits for earlier turns.
+    """Return the queue names of the conversations, other than the session, in which a new run waits for its turn.
 
-    If the key of a conversation depends on a node's result, it is left out: the run waits when it reaches the agent.
+    A conversation whose key depends on a node's result is left out: the run waits for it when it reaches the agent.
     """
     if store is None or not (keeping := workflow.known_conversations):
         return ()
@@ -168,7 +168,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations in the graph store that get the run's question, if its request determines their keys."""
+    """Return the conversations in the graph store that get the run's question and whose keys its request determines."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []
@@ -181,7 +181,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations in which a run has waited for its turn, in any process, as the database records them."""
+    """Return the conversations in which, as the database records, a run has waited for its turn in any process."""
     found = []
     for name in await memory.runs.positions.of(run.run_id):
         conversation = of_order_name(name)

@@ -83,7 +83,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
         return await self._run(context.run_id, part.id, request, handler)
 
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
-        """Record the beginning of a call or, after a question to a person, of its next part."""
+        """Record that a call begins or, after a question to a person, that its next part begins."""
         await self._keep(run_id)
         until = time.monotonic() + _LEASE_SECONDS
         while not self._holds(run_id):

@@ -140,7 +140,7 @@ class Worker:
             stream.end()
 
     async def _leaves(self, run_id: str) -> bool:
-        """Return True if this process leaves a run to others, as it lacks the workflow; record it in the run's row."""
+        """Return True if this process lacks the workflow of a run, and must leave the run to others; record this."""
         run = await self._runs.run(run_id, damaged=True)
         if leaves := run is not None and not await self.workflows.may_execute(run):
             await self._runs.note_workflow_gone(run_id)
@@ -212,7 +212,7 @@ class Worker:
     def owned(
         self, run: Run, *, new: bool = True, workflow: Workflow | None = None, turn: BegunTurn | None = None
     ) -> ActiveRun:
-        """Return the execution of a run that this process owns; a `new` run was never executed before.
+        """Create the `ActiveRun` for a run that this process owns; a `new` run was never executed before.
 
         Pass the `workflow` if this process created the run, and the `turn` if the run's question is stored already.
         """
@@ -316,9 +316,9 @@ class Worker:
         return await active.run_to_end(workflow)
 
     async def _workflow_of(self, active: ActiveRun) -> Workflow:
-        """Return the workflow of a run. If its version is gone and the run did nothing yet, return the newest version.
+        """Return the workflow of a run. If its version is gone and the run has done nothing, return the newest.
 
-        So if changed code is deployed while a run waits in the queue, the run still answers its message.
+        So a run that waits in the queue while changed code is deployed still answers its message.
         """
         run = active.run
         try:

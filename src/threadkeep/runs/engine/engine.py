@@ -220,7 +220,7 @@ class LocalEngine(Engine):
         self._take(self._queued(run_id))
 
     async def dead(self, names: Set[str]) -> Set[str]:
-        """Return the names that belong to no open engine of this process; no other process can use the database."""
+        """Return the names that no open engine of this process has; no other process can use a database in memory."""
         return names - _names
 
     async def take_from_dead(self) -> Set[str]:
