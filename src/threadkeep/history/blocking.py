@@ -214,7 +214,7 @@ class Blocking[W, **P, T](_Verb[W, P, T]):
 
 
 class Called[W, **P, T](_Verb[W, P, T]):
-    """A wrapper's method that runs a synchronous method on the memory's loop, never at the same time as its tasks."""
+    """A wrapper's method that runs a synchronous method on the memory's loop. No task of the loop runs meanwhile."""
 
     def __init__(self, method: Callable[Concatenate[W, P], T]) -> None:
         super().__init__(method)

@@ -73,8 +73,8 @@ class Compression:
     """Options for summaries of older messages; sizes use LangChain's format.
 
     A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)`, a part of the token budget of a model call. A
-    summary is written when the messages without a summary reach `trigger`. It leaves out the newest messages: as many
-    as `keep` says, extended back to the start of a turn. Messages that did not fit a window are summarised before
+    summary is written when the messages without a summary reach `trigger`. It leaves out the newest messages (the
+    size `keep`, extended back to the start of a turn). Messages that did not fit a window are summarised before
     `trigger` is reached, even if fewer messages than `keep` are left. All active summaries have in total at most
     `max_summary_tokens`, and at most a quarter of the budget of a model call, but 100 tokens are always allowed. Beyond
     this limit, older summaries are merged.

@@ -229,7 +229,7 @@ class Eraser:
         return counts
 
     async def waiting(self) -> list[PendingTurn]:
-        """Return the turns that wait to be written, of all processes with the same folder, sorted by entry id."""
+        """Return the turns that wait to be written in all processes with the same folder, sorted by entry id."""
         entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)

@@ -80,7 +80,7 @@ class GraphConversations:
             return self._store
 
     async def exists(self) -> bool:
-        """Return True if a LangGraph store is open, or if its database contains one."""
+        """Return True if the memory's LangGraph store is open, or if the database that was given for it has one."""
         address = self.given
         if self._store is not None or not isinstance(address, DatabaseAddress):
             return True
@@ -119,7 +119,7 @@ class GraphConversations:
         return store
 
     def name_of(self, store: BaseStore) -> object:
-        """Return a hashable identity of a store; all objects that access the memory's own store have the same one."""
+        """Return a hashable identity of a store. It is the same for all objects that access the memory's own store."""
         if store is self._store:
             return _OWN
         address = self.given if isinstance(self.given, DatabaseAddress) else None

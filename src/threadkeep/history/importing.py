@@ -157,7 +157,7 @@ class Importer:
         return line
 
     def _identified(self, parsed: MessageLine) -> Message:
-        """Return the message with its id or, if it has none, one that is the same in each import of the file."""
+        """Return the message. If it has no id, give it an id that is the same in each import of the file."""
         message = parsed.message
         if message.id is not None:
             return message

@@ -89,7 +89,7 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """None if there is a key, otherwise the reason of the last rejection; `empty` if there was no candidate."""
+        """The reason of the last rejection, or `empty` if there was no candidate; None if there is a key."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"
@@ -137,7 +137,7 @@ def refusal(value: object) -> Reason | None:
 
 
 def whole_refusal(value: str) -> Reason | None:
-    """Return the reason why a key with the value of a `{{key:path}}` placeholder is not valid, or None."""
+    """Return the reason why the value of a `{{key:path}}` placeholder is not a valid key, or None if it is valid."""
     reason = _session_id_refusal(value)
     return "empty_part" if reason is None and "" in value.split(":") else reason
 

@@ -139,7 +139,7 @@ class Memory:
         return await self._conversations.store()
 
     async def has_graph_store(self) -> bool:
-        """Return True if this memory's LangGraph store is open, or if its table exists in its database."""
+        """Return True if this memory's LangGraph store is open, or if the store's table exists in its database."""
         return await self._conversations.exists()
 
     async def overwrite_graph_store(self, *, vacuum: bool) -> str | None:
@@ -191,7 +191,7 @@ class Memory:
             return self._namespaces[key]
 
     async def namespaces(self) -> list[tuple[object, GraphLayout, Self]]:
-        """Return each layout of agents' conversations, opened or registered, with its store's name and its memory.
+        """Return all opened or registered layouts of agents' conversations, each with its store's name and its memory.
 
         Raises:
             StoreUnavailable: the database of the LangGraph store or of this memory does not answer.

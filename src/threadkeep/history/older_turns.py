@@ -41,7 +41,7 @@ _NEWEST = (50, 500)
 """How many of the newest messages of a long conversation to index first: 50, then 500."""
 _NEWEST_SECONDS = 1.0
 _LOADING_SECONDS = 0.8
-"""If loading an index takes longer than this, the newest messages are indexed meanwhile."""
+"""If loading an index takes longer than this, the newest messages are indexed in the meantime."""
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 6
@@ -328,7 +328,7 @@ def _allowed(infos: Mapping[str, SessionInfo], most: int) -> dict[str, int]:
 
 
 def _parts_of(messages: Sequence[Message], terms: Mapping[str, float]) -> list[Passage]:
-    """Return, for each long message, the passage that is most relevant to `terms`."""
+    """Return the most relevant passage of each message, given the weights of the query's `terms`."""
     lengths = [len(message.content) * _PASSAGE_TOKENS // (message.tokens or 1) for message in messages]
     return [passage_of(message.content, terms, length) for message, length in zip(messages, lengths, strict=True)]
 

@@ -98,7 +98,7 @@ class PendingFiles:
         return kept
 
     async def damaged(self) -> list[DamagedTurn]:
-        """Return the unreadable lines of pending files, which were moved to files of their own, oldest first."""
+        """Return the unreadable lines of pending files, oldest first. Each was moved to a file of its own."""
         return await asyncio.to_thread(damaged_turns, self._folder) if self._folder is not None else []
 
     async def drop_damaged(self, entry_id: str) -> bool:

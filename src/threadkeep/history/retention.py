@@ -153,7 +153,7 @@ class RetentionOptions:
 class Pruner:
     """A service that applies retention limits; `rules` are for sessions without their own limits.
 
-    `plan` and `prune` raise `SessionNotFound` when they reach a given session id that is not a session of the user.
+    If a given session id is not a session of the user, `plan` and `prune` raise `SessionNotFound` when they reach it.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class RunRetention:
     """The number of days for which finished runs are kept; None keeps them forever.
 
     A run that the workers have given up is set aside until a person decides what to do. It is kept for
-    `keep_set_aside_days`. If one of the limits is None, such runs are never deleted.
+    `keep_set_aside_days`. If one of the limits is None, runs that are set aside are never deleted.
     """
 
     keep_days: float | None = 30.0

@@ -493,7 +493,7 @@ class Session:
         return new if stored is None else stored
 
     async def question(self, run: str | None = None) -> Message:
-        """Return the newest question or, if `run` is given, the question with this message id or of this run.
+        """Return the question whose message id or run id is `run`, or the newest question if `run` is None.
 
         Raises:
             MessageNotFound: the session has no such question.
