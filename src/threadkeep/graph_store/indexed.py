@@ -193,7 +193,7 @@ class IndexedTranscripts(GraphTranscripts):
             raise failure
 
     async def _differing(self) -> set[str]:
-        """Return the ids of sessions whose index rows are not from the current version of the stored conversation."""
+        """Return the ids of sessions whose index rows do not describe the current version of the conversation."""
         versions = {session_id: version async for session_id, version in self.index.versions()}
         differing = set(versions)
         async for conversation in self.reader.all():

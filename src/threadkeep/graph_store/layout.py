@@ -43,7 +43,7 @@ def chunk_key(chunk: int) -> str:
 
 
 def chunk_of(seq: int, size: int) -> int:
-    """Return the number of the chunk that contains the message with a `seq`.
+    """Return the number of the chunk that contains the message with this `seq`.
 
     Raises:
         ValueError: the `seq` or the size is below 1.

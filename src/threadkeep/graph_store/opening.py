@@ -252,7 +252,7 @@ class ConversationArchive:
 
 
 class IndexedArchive(ConversationArchive):
-    """A service that restores sessions into a graph store, and index rows and summaries into Threadkeep's tables."""
+    """A service that restores messages to a graph store, and summaries and index rows to Threadkeep's tables."""
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ class ConversationRetention:
         return _removed(removal.upto_seq, removed)
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Delete the next messages of a request. Return None if there are none, or if another writer deleted some.
+        """Delete the next messages of `removal`. Return None if there are none, or if another writer deleted some.
 
         Raises:
             RowLocked: another writer keeps changing the conversation, or a run that stored the messages is queued or
@@ -99,7 +99,7 @@ class ConversationRetention:
         return _removed(upto, removed)
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a conversation without messages that was last written before `idle_before`, or return False."""
+        """Delete a conversation if it has no messages and its last write was before `idle_before`, or return False."""
         return await self._writer.delete(session_id, idle_before=idle_before)
 
     async def forget_ids(self) -> None:

@@ -244,7 +244,7 @@ def values_in(conversation: Conversation, chunk: int, value: Value) -> Sequence[
         raise _UnexpectedFormat("has a message that is no object")
     seqs = [each.get("seq") for each in found]
     if not set(map(type, seqs)) <= {int}:
-        # `number` raises an error that describes the first invalid `seq`.
+        # Some `seq` is no integer: let `number` raise the error that describes it.
         seqs = [_Fields(each).number("seq", least=1) for each in found]
     first = first_of(chunk, conversation.chunk_size)
     if seqs != sorted(set(seqs)) or (seqs and not first <= seqs[0] <= seqs[-1] < first + conversation.chunk_size):

@@ -24,7 +24,7 @@ from threadkeep.store.transcripts import SessionChanges
 type Work[T] = Callable[[ReadOnce, Conversation | None], Awaitable[T]]
 
 type Beside = Callable[[Written], Sequence[Statement]]
-"""A function that returns statements to execute with an appended turn. If all succeed, the last returns a row."""
+"""A function that returns statements to execute with an appended turn. The last one returns a row if all succeed."""
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _MOST_CHUNKS = 10_000
@@ -162,7 +162,7 @@ class ConversationWriter:
         return self._items.locks.setdefault(self.layout.metadata(session_id), asyncio.Lock())
 
     def _needed(self, turn: Turn, prepared: Prepared) -> list[ItemKey]:
-        """Return the keys of the notes, and possibly of the first chunk, that have to be read for appending `turn`."""
+        """Return the keys of the notes, and possibly of the first chunk, that must be read to append `turn`."""
         names = [id_note(str(message.id)) for message in prepared.messages]
         names += [note for row in prepared.columns if (note := answer_note(row)) is not None]
         names += [] if turn.answers is None else [id_note(turn.answers)]

@@ -240,7 +240,7 @@ class ManifestsDropped(Event):
 
 
 class ManifestWriteFailed(Event):
-    """An attempt to write records of model calls failed. They are retried or dropped; calls and turns continue."""
+    """Records of model calls could not be written. They are retried or dropped; the calls and turns continue."""
 
     backend: Backend
     error: str

@@ -86,7 +86,7 @@ class LogObserver:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler that `configure_logging` adds. By its class, a later call finds the handler and replaces it."""
+    """The handler that `configure_logging` adds. A later call finds the handler by its class, and replaces it."""
 
 
 def configure_logging(level: Level = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:

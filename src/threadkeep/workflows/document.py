@@ -182,7 +182,7 @@ def build_schema() -> dict[str, Any]:
     }
 
 
-# `_PYTHON_ONLY` has pydantic's types of errors that concern only options in Python, not YAML.
+# `_PYTHON_ONLY` has pydantic's types of errors for options that can be set only in Python, not in YAML.
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 

@@ -134,7 +134,7 @@ def _text_of(output: Json) -> str:
         return ""
     if isinstance(output, str):
         return output
-    # Pass on the text of an output that has only the field `text`.
+    # If the output has only the field `text`, pass on this text instead of JSON.
     if isinstance(output, Mapping) and set(output) == {"text"} and isinstance(output["text"], str):
         return output["text"]
     return json.dumps(output, ensure_ascii=False)
