@@ -123,7 +123,7 @@ def final_answer(
             return None
         if isinstance(message, AIMessage):
             structured = state.get("structured_response")
-            # Prefer a text without tool calls, because the structured response may come from an earlier turn.
+            # The structured response in the state may come from an earlier turn, so prefer a text without tool calls.
             if structured is None or (text_of(message).strip() and not message.tool_calls):
                 return message
             data = to_json(structured).decode()
@@ -155,7 +155,7 @@ def has_detector(kind: str) -> bool:
 
 
 def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Return an answer without personal data of these kinds, or an empty text if a kind has no built-in detector.
+    """Return an answer without personal data of these kinds. If a kind has no built-in detector, return "".
 
     Args:
         answer: the answer of the model, or its text.

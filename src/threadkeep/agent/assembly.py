@@ -92,7 +92,7 @@ class Assembler:
         return ids.union(row.id for row in self._recollection.messages[: draft.window] if row.id)
 
     def build(self, draft: Draft) -> Assembled:
-        """Return the messages to send: those chosen, with the extras (facts, passages, quotes) at their positions."""
+        """Return the messages to send: the chosen ones, with the extras (facts, passages, quotes) in their places."""
         pieces, chosen = draft.pieces, draft.chosen
         moved = chosen.cut_back and self._layout.window == "anchored"
         # Let history begin here in the turn's later calls too, so that they do not send turns that this call quotes.
@@ -368,7 +368,7 @@ class Assembler:
         return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
     def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
-        """Add the summaries' ids to the manifest entry of their message. If one was cut, add the text's digest too."""
+        """Add the summaries' ids to the entry of their message. If a summary was cut, add the text's digest too."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:

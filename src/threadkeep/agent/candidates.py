@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Add the event's prompt to the state as one human message. If the event is repeated, keep its answer."""
+        """Add the event's prompt to the state as one human message, unless the state already has the event's answer."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}

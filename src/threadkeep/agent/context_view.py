@@ -86,7 +86,7 @@ class ContextView:
 
     @property
     def sections(self) -> list[tuple[Section, int, int]]:
-        """The name, tokens and number of messages of each section, without empty ones except `system` and `window`."""
+        """The name, tokens and number of messages of each section. Only `system` and `window` are listed if empty."""
         found = self.manifest.sections
         shown = [name for name in SECTIONS if name in found or name in _ALWAYS_SHOWN]
         return [(name, found.get(name, 0), sum(m.entry.section == name for m in self.messages)) for name in shown]
@@ -195,8 +195,8 @@ _WORDS: dict[str, str] = {
 class Difference:
     """The difference between two calls.
 
-    `shared` is the number of equal messages at the beginning. `came` has the messages of only the later call. `went`
-    has the messages of only the earlier call, each with the reason why the later call lacks it.
+    `shared` is the number of equal messages at the beginning. `came` has the messages that only the later call has.
+    `went` has the messages that only the earlier call has, each with the reason why the later call lacks it.
     """
 
     before: ContextView

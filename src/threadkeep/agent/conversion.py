@@ -220,7 +220,7 @@ def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping
 
 
 def _author(message: BaseMessage) -> str | None:
-    """Return the name of the person who wrote a message, if it can be stored."""
+    """Return the name of the person who wrote a message; None if it has no name that can be stored."""
     name = message.name if isinstance(message, HumanMessage) else None
     return name if name and name.isprintable() and len(name) <= MAX_ID_CHARACTERS else None
 

@@ -51,7 +51,7 @@ _LEFT_OUT: Mapping[FactExclusion, str] = {
 
 
 def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
-    """Return the reason why a message was excluded in words, such as `over the limit of 20 messages`."""
+    """Say in words why a message was excluded, such as `over the limit of 20 messages`."""
     return _REASONS[reason].format(messages=manifest.max_messages, tokens=manifest.budget or 0)
 
 
@@ -84,7 +84,7 @@ class MessageOutcome:
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A recorded call, its session, and all summaries of the session by id."""
+    """A recorded model call (`manifest`), its session, and all summaries of the session by id."""
 
     manifest: ContextManifest
     session: SessionInfo

@@ -125,7 +125,7 @@ def _listed(text: str) -> list[Any]:
     If no list is complete (the model's token limit may have cut it off), return all objects that have a `key`.
 
     Raises:
-        ValueError: there is neither a list nor such an object.
+        ValueError: there is neither a list nor an object with a `key`.
     """
     found: list[Any] | None = None
     failures: list[int] = []

@@ -197,7 +197,7 @@ class TurnHooks:
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
     async def _part(self, call: AgentCall) -> Participation:
-        """Return the `Participation` of an agent's call. If there is none, as after an interrupt, create it."""
+        """Return the `Participation` of an agent's call. Create it if it is missing, for example after an interrupt."""
         part = self._open.calls.get(call.key)
         if part is None:
             run = root_callbacks.call
@@ -240,7 +240,7 @@ class TurnHooks:
 
 
 class AgentCall:
-    """The arguments and the config of an agent's call in a hook. All hooks of one call have the same `key`."""
+    """The input of a hook during an agent's call: runtime, messages, config. All hooks of one call share its `key`."""
 
     def __init__(self, runtime: Runtime[Any], messages: Sequence[BaseMessage]) -> None:
         self.runtime = runtime

@@ -265,7 +265,7 @@ class RunHold:
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the waiting answer if this process still owns the run. Return an answer that was stored before it."""
+        """Store the waiting answer if this process still owns the run. If another was stored first, return that one."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None

@@ -361,7 +361,7 @@ class _KnowledgeTools:
 
 
 async def _owned[T](session: Session, scopes: Collection[Scope], work: Callable[[], Awaitable[T]]) -> T:
-    """Check the owner of the session if the run may use its scope; return the result of `work`.
+    """Return the result of `work`. If `scopes` has the session, first check that no other user owns it.
 
     Raises:
         WrongUser: one of `scopes` is the session, and it belongs to another user.

@@ -139,7 +139,7 @@ class _TurnOfBlock:
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The reply passed to `answer`. After the block: the answer of another process, if that was stored first."""
+        """The reply passed to `answer`. After the block, it is another process's answer if that was stored first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:

@@ -378,7 +378,7 @@ class Participation:
 
     @property
     def is_over(self) -> bool:
-        """True if each run that made or continued this call has certainly ended."""
+        """True if this call has certainly ended, because every run that began or continued it has ended."""
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def hold(self, answer: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
@@ -434,7 +434,7 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended. If another answer was stored instead, return that one.
+        """Store the answer of a call that has ended. If another answer was stored instead, return the other one.
 
         Once a text of the call is stored, only a complete answer can still be stored.
         """

@@ -24,8 +24,8 @@ type Event = Mapping[str, Json]
 class Prompt:
     """The prompt of an event (a person's message with annotations): its text and a stable id.
 
-    `message_id` is the id of the event's message, else the id of the event, else a hash of the text and of the
-    annotations' ids and times. It is None if the event has none of these: the text alone does not identify a message.
+    `message_id` is the first of these that exists: the id of the event's message, the id of the event, a hash of the
+    text and the annotations' ids and times. Otherwise, it is None: the text alone does not identify a message.
     """
 
     text: str

@@ -133,7 +133,7 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
     """Return the messages. Reduce content in another provider's own format to text and tool calls.
 
     Reasoning with signatures, and searches that a provider ran itself, cannot be sent to another provider. `provider`
-    belongs to the called model. If it is unknown, the provider of the newest message that names one is assumed.
+    is the called model's provider. If it is unknown, the newest answer that names its provider decides.
     """
     if not [message for message in messages if isinstance(message, AIMessage)]:
         return list(messages)

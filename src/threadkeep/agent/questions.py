@@ -212,7 +212,7 @@ class KnownMessages:
 
 
 async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
-    """Return the digest function of the database; None if no row has a digest to compare with."""
+    """Return the function that computes digests with the database's key; None if no row has a digest to compare."""
     return await memory.text_digests.digest() if any(RECEIVED in row.metadata for row in rows) else None
 
 

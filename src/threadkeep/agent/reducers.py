@@ -1,4 +1,4 @@
-"""In-run memory: a LangGraph reducer that bounds the messages in a run's state by characters, then by number.
+"""A LangGraph reducer that limits the messages in a run's state, first by characters, then by number.
 
 System messages always stay. The newest user message is never dropped, but it is cut if it alone is too long. The
 character limit uses the same rules as the token limit of a model call.
@@ -45,7 +45,7 @@ def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, m
     """Choose the messages of a run to keep.
 
     Args:
-        items: the kind of each message, in order; a tool call and its results are in one group.
+        items: the kind and the group of each message, in order. A tool call and its results are in one group.
         lengths: the number of characters of each message.
         max_messages: the maximum number of messages, system messages included; values below 1 count as 1. The newest
             tool calls and their results stay even beyond this limit, because the agent would repeat calls that it does

@@ -97,7 +97,7 @@ class RootRun:
 
     @property
     def question_id(self) -> str | None:
-        """The id with which the newest message of the question is stored."""
+        """The id with which the question is stored: if it has several messages, the id of the newest."""
         return id_of(self.question[-1]) if self.question else None
 
     @property
@@ -138,7 +138,7 @@ class RootRun:
         self.turn, self.answers, self._claims = None, [], {}
 
     def use_first_attempt(self, first: Asked) -> None:
-        """Use the question of a failed attempt: its id is stored. The new attempt may have given it another id."""
+        """Use the question as a failed attempt stored it, because the new attempt may have given it another id."""
         if asked := first.get(self.session_id):
             question, sent = asked
             if [*map(text_of, question)] == [*map(text_of, self.question[-len(question) :])]:

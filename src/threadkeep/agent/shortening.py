@@ -209,7 +209,7 @@ def trim(
 
 
 def items_of(messages: Sequence[BaseMessage]) -> list[Item]:
-    """Return the kind of each message; a tool call and its results have the same group."""
+    """Return the kind and the group of each message. A tool call and its results are in one group."""
     callers: dict[str, int] = {}
     items: list[Item] = []
     for index, message in enumerate(messages):

@@ -226,7 +226,7 @@ class OpenTurn(TurnContext):
         self.earlier = (*self.earlier, *mine)
 
     def speak_as(self, author: str | None, ordinal: int) -> None:
-        """Set the author and the number of the answer. If such an answer is stored, set `answered`."""
+        """Set the author and the number of the answer. If an answer with both is already stored, set `answered`."""
         self.author, self.ordinal = author, ordinal
         self._find_answer()
 
@@ -321,7 +321,7 @@ class OpenTurn(TurnContext):
         return None
 
     async def _store_answer(self, answer: Message, *, told: bool, completes: str | None = None) -> AIMessage | None:
-        """Store the answer, if possible with the call's record and start of history. Return an answer stored before."""
+        """Store the answer, if possible with the call's record and start of history. Return another if stored first."""
         question_id, joined = self._known_question_id, None
         try:
             if completes is None:
