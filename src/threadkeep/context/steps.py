@@ -1,8 +1,8 @@
 """Division of a model call's token budget among the steps of a turn (tool calls with their results).
 
-A model would repeat a step whose result is missing, so an older step is cut before it is excluded. Each call computes
-the shares from the turn's first step on, so that a cut stays the same in later calls. If one more step does not fit,
-the older steps are cut back to half of the budget at once.
+A model would repeat a step whose result is missing, so an older step is cut before it is excluded. Each model call
+divides the budget again from the turn's first step on, so it repeats the cuts of earlier calls. If one more step does
+not fit, the older steps are cut to half of the budget, which leaves room for several further steps.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ class _Planner:
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """Return the newest groups of `history` that fit, and `over_budget` if the tokens ran out."""
+        """Return the newest groups of `history` that fit, and `over_budget` if the tokens ran out, else None."""
         number = len(history)
         while number:
             unit = history[number - 1]
@@ -348,7 +348,7 @@ def _overflows(anchor: Anchor | None) -> bool:
 def _reserved(wanted: int, room: int) -> int:
     """Return the tokens that a cut question leaves for tool calls and results: a 16th, an 8th or a 4th of `room`.
 
-    With the exact size of the steps, each call would cut the question differently.
+    It is one of few fixed sizes: with the exact size of the steps, each call would cut the question differently.
     """
     if not wanted:
         return 0

@@ -54,7 +54,7 @@ class Exclusion:
 
 
 def join_ranges(gaps: Iterable[Exclusion]) -> list[Exclusion]:
-    """Join adjacent ranges with the same reason, except summarised ones: each has its own summary."""
+    """Join adjacent ranges with the same reason. Do not join summarised ranges, because each has its own summary."""
     joined: list[Exclusion] = []
     for gap in gaps:
         last = joined[-1] if joined else None
@@ -69,8 +69,8 @@ def join_ranges(gaps: Iterable[Exclusion]) -> list[Exclusion]:
 class WindowManifest:
     """The record of a window: which messages are in it, and which were excluded.
 
-    `included` has the `seq` of its messages, in order. `dropped` is the number of excluded messages, without those
-    excluded by a reset, by archiving or because they are superseded.
+    `included` has the `seq` of its messages, in order. `dropped` counts the excluded messages, except messages that are
+    excluded because they precede a reset, are archived or are superseded.
     """
 
     counter: str
@@ -325,7 +325,7 @@ class WindowChooser:
 
 
 def _scaled(counter: TokenCounter, content: str, tokens: int) -> TokenCounter:
-    """Return the counter with a factor, so that its result for `content` is the stored count."""
+    """Return a counter that multiplies the results of `counter` by a factor, so that `content` has `tokens` tokens."""
     counted = counter(content)
     if counted == tokens or counted == 0:
         return counter

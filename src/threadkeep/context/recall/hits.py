@@ -29,7 +29,7 @@ NOBODY: Final = -1
 class TurnColumns:
     """The data of all turns as columns, one list per field. A query reads columns faster than hundreds of objects.
 
-    A turn's position is its index. Empty positions (id "") separate episodes: turns of two episodes are no neighbours.
+    A turn's position is its index. Empty positions (id "") separate episodes, so neighbours are always in one.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class Hits:
 
 
 def _substitutes(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield for each substitute: the number of its term, its part of the term's weight, and its positions."""
+    """Yield for each substitute, such as a synonym: its term's number, its part of the term's weight, its positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)

@@ -32,7 +32,7 @@ _TELLING_TURNS = 60
 class IndexedTurn(NamedTuple):
     """A turn of the index: its text, speaker, time, session and role.
 
-    The speaker is a name of a person or an agent, or else the role.
+    The speaker is the name of a person or an agent. Without a name, the role is used as the speaker.
     """
 
     id: str
@@ -128,7 +128,7 @@ class RecallIndex:
         self._know_speaker(turn, priors[-1], position)
 
     def extend(self, other: Self) -> None:
-        """Add the turns of an index of other sessions, as if they had been added here."""
+        """Add the turns of another index, of other sessions. The result is as if each of them had been added here."""
         begin, episodes = len(self._columns), len(self._episodes)
         changes = self._postings.extend(other._postings, begin, list(other._by_id.values()))
         self._columns.extend(other._columns, episodes, [PRIOR["rarity"] * change for change in changes])

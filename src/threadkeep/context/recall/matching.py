@@ -123,7 +123,7 @@ _NEARLY, _MANY_SCALE = 0.8, 0.2
 
 
 class Matching:
-    """A query matched with the turns: the candidates, their scores and the reasons."""
+    """The match of a query with the turns: which turns are candidates, their scores, and the reasons."""
 
     def __init__(self, postings: Postings, columns: TurnColumns, match: Match, query: Query) -> None:
         hits = self._hits = Hits(postings, query)
@@ -141,7 +141,7 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the factor for `OF_MANY` weights. It grows with the number of turns that match (nearly) best."""
+        """Return the factor of the `OF_MANY` weights, which grows with the number of turns that match nearly best."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))

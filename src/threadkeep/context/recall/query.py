@@ -107,7 +107,7 @@ def read(text: str, participants: Participants, *, recent: Sequence[str] = (), d
 
 
 def _named(text: str, words: Sequence[str], participants: Participants) -> tuple[frozenset[str], list[str]]:
-    """Return the speakers that the words name, and the other words."""
+    """Return the speakers that the words name, and the words that name no speaker."""
     found: set[str] = set()
     left: list[str] = []
     for word in words:

@@ -181,7 +181,7 @@ def is_stop_word(word: str) -> bool:
 
 
 def meaningful(text: str, names: Collection[str]) -> str:
-    """Return the text without stop words and these names, for an embedding; all of it if no words are left."""
+    """Return the text without stop words and `names`, for an embedding. If no words are left, return the whole text."""
     words = [(word, word.lower()) for word in _RUNS.findall(text.replace("’", "'"))]
     left = [word for word, lower in words if not (lower in STOP_WORDS or lower.removesuffix("'s") in names)]
     return " ".join(left) or text
