@@ -71,7 +71,7 @@ class RateLimits:
     open: Counter[str] = field(default_factory=Counter)
 
     def count_user(self, user_id: str) -> None:
-        """Count a request of a user.
+        """Count a request toward the rate limit of a user.
 
         Raises:
             ProblemRaised: the user sent too many requests (429).
@@ -145,7 +145,7 @@ class Caller:
         return hashlib.sha256(f"{self.name}\n{user_id or ''}\n{key}".encode()).hexdigest()[:32]
 
     def count(self) -> None:
-        """Count a request for the key, and for its user.
+        """Count a request toward the rate limit of the key and, if it belongs to one user, of that user.
 
         Raises:
             ProblemRaised: the key or the user sent too many requests (429).

@@ -60,7 +60,7 @@ async def keyed_server(memory: Memory, settings: Settings, address: str, *, writ
     """Return an MCP server that accepts keys of the service and tokens of users.
 
     Raises:
-        InvalidSettings: there are no keys, and no issuer of tokens.
+        InvalidSettings: no API key exists, and no issuer of users' tokens is configured.
     """
     credentials = Credentials(settings, memory)
     await credentials.keys.refresh()

@@ -229,7 +229,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None,
     """Return the response for a problem.
 
     Under `/v1/`, it also has the `error` object that OpenAI's clients expect. These clients repeat a failed request
-    without a message id. If the message is already stored, a header forbids this: it would be stored twice.
+    without a message id. If the message is already stored, a header forbids this, so that it is not stored twice.
     """
     more = {**SAFE_HEADERS, **(headers or {})}
     if problem.status == 503:

@@ -131,7 +131,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
 
     def _wait_a_moment(self) -> None:
-        """Wait 0.2 seconds more: if the process was suspended, the timer fires before arrived data is read."""
+        """Wait 0.2 seconds more: if the process was suspended, the timer fires before data that has arrived is read."""
         self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
 
     After the first SIGTERM, SIGINT or SIGHUP, running turns may finish within `shutdown_seconds`; a second SIGINT skips
     this wait. The clients of the remaining turns receive an error. Runs that are recorded in the database are left to
-    other processes; others are stopped, and their partial answers are stored.
+    other processes. Runs that are not recorded are stopped, and their partial answers are stored.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) 
 
 @router.post("/forget", summary="Forget facts", responses=_WRITING)
 async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: UserId = None) -> Forgotten:
-    """Permanently delete facts with all their values: facts by id, or an owner's facts by key, or all of them."""
+    """Permanently delete facts with all their values: by `ids`, or all facts of an `owner`, or only some `keys`."""
     knowledge = app.memory.knowledge
     if what.scope is None or what.owner is None:
         deleted, missing = await knowledge.forget_facts(what.ids or (), user_id=user_id)

@@ -48,7 +48,7 @@ def _encoded_path(path: str, raw: bytes | None) -> str:
 
 
 def _decoded(text: str) -> str:
-    # Decode invalid UTF-8 to lone surrogates: replaced bytes would make different ids equal.
+    # Decode invalid UTF-8 to lone surrogates: with replacement characters, different ids could become equal.
     return unquote(text, errors="surrogateescape")
 
 
@@ -120,7 +120,7 @@ type CursorPosition = tuple[datetime, str] | tuple[datetime, str, int]
 
 
 def write_cursor(of: ListName, position: CursorPosition | None) -> str | None:
-    """Return the cursor for a position in a list that is sorted by time and then id."""
+    """Return the cursor for a position in a list that is sorted by time and then id, or None without a position."""
     if position is None:
         return None
     moment, *rest = position
@@ -129,7 +129,7 @@ def write_cursor(of: ListName, position: CursorPosition | None) -> str | None:
 
 
 def read_cursor(of: ListName, cursor: str | None) -> tuple[datetime, str] | None:
-    """Return the time and the id in a cursor.
+    """Return the time and the id in a cursor, or None without a cursor.
 
     Raises:
         InvalidInput: the text is not a cursor of this list.

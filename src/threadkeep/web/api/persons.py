@@ -183,7 +183,7 @@ async def erase_user(
     app: AppInUse,
     dry_run: Annotated[bool, Query(description="Report what would be erased; erase nothing.")] = False,
 ) -> EraseView:
-    """Erase a person with all ids from every store, and return the signed receipt.
+    """Erase all data of a person, under every id, from every store, and return the signed receipt.
 
     The person's own sessions are deleted. In other sessions, the person's messages become empty rows. Repeat the
     request if it was interrupted, or if `complete` is false because the person wrote in the meantime.

@@ -256,7 +256,7 @@ class SessionRetention(BaseModel):
 
 @router.get("/{session_id}/retention", summary="Get the retention of a session", responses=_FAILURES)
 async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
-    """Return a session's own limits, those in the settings, and the `seq` of the last archived or deleted message."""
+    """Return a session's own limits, the limits in the settings, and the last archived and last deleted `seq`."""
     _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
     return SessionRetention(
         session_id=info.session_id,

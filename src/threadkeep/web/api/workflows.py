@@ -58,7 +58,7 @@ class KeyRequestBody(
     extra="forbid",
     json_schema_extra=example(payload={"results": {"telegram_events_parser": {"bot_id": "b1", "chat_id": 12345}}}),
 ):
-    """A request for the keys under which a workflow's agents would store the conversation of a run with a payload."""
+    """The payload of a run. The response has the keys under which agents would store the run's conversation."""
 
     payload: dict[str, Any] = Field(
         description="The payload of a run: `inputs`, `results`, `configurable`, `user_context`. Any other object is "
@@ -99,7 +99,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return each agent's key for the conversation of a run with this payload, and why other keys were rejected.
+    """Return each agent's key for storing the conversation of a run with this payload, and why others were rejected.
 
     The request reads and stores no data.
     """

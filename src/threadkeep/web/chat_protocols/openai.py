@@ -146,7 +146,7 @@ class _Chunks(StreamParts):
 
 @router.get("/models", summary="List workflows as models", openapi_extra=PUBLIC)
 async def list_models(app: AppInUse) -> ModelsBody:
-    """List the workflows, which clients use as models, the built-in one first."""
+    """List the workflows, which clients use as models. The built-in workflow comes first."""
     return ModelsBody(data=[ModelBody(id=workflow.name) for workflow in app.workflows.all()])
 
 

@@ -100,7 +100,7 @@ class CallView:
 
 
 class CallReader:
-    """A reader of recorded model calls and of the messages and facts in them, for one user or, if None, for all."""
+    """A reader of recorded model calls with their messages and facts: only a user's, or all if `user_id` is None."""
 
     def __init__(self, memory: Memory, user_id: str | None) -> None:
         self._memory = memory
@@ -285,7 +285,7 @@ class _Search:
         return (await self._all.find(session_id, user_id=self._user_id))[1]
 
     async def find(self, words: str, chosen: SessionInfo | None) -> AsyncIterator[Found]:
-        """Yield messages with all words, best first; then superseded and archived messages of `chosen`, if given."""
+        """Yield messages that contain all words, best first; then superseded and archived ones in `chosen`, if any."""
         seen: set[tuple[str, int | None]] = set()
         for hit in (await self._all.search(words, user_id=self._user_id, limit=_HITS)).hits:
             home = await self._session_or_none(hit.session_id)
@@ -299,7 +299,7 @@ class _Search:
                     yield await self._compared(chosen, message, chosen)
 
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
-        """Return the model call that the user chose or, without a choice, the newest call of a session."""
+        """Return the model call that the user chose or, without a choice, the session's newest call, or None."""
         if info.session_id not in self._calls:
             stored = await self._find_call(info)
             self._calls[info.session_id] = None if stored is None else await self._record(stored, info)

@@ -250,7 +250,7 @@ def redirect(address: str) -> RedirectResponse:
 
 
 def _address(start: str, *segments: object, user_id: str | None = None, **query: object) -> str:
-    """Return the address of a page and its query; empty values of the query are omitted."""
+    """Return the address of a page, with a query string that omits empty values."""
     path = "/".join([start, *(quote(str(segment), safe="", errors="surrogateescape") for segment in segments)])
     return path + _query({"user": user_id, **query}).removesuffix("?")
 

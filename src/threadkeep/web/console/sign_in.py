@@ -37,7 +37,7 @@ async def ask_for_key(request: Request, to: Annotated[str, Query(alias="next", m
 
 @router.post(ADDRESS)
 async def sign_in(request: Request) -> Response:
-    """Store a valid key in a cookie that scripts cannot read, until the browser is closed."""
+    """Store a valid key in a cookie. Scripts cannot read the cookie, and it lasts until the browser is closed."""
     if request.headers.get("sec-fetch-site") == "cross-site":
         raise ProblemRaised(make_problem(403, "stale-form", _OTHER_SITE))
     fields = await read_fields(request)

@@ -148,7 +148,7 @@ async def decide(
     caller: CallerInUse,
     user: SeenAs = None,
 ) -> Response:
-    """Accept or reject a proposed fact in the name of the caller."""
+    """Accept or reject a proposed fact, and record the caller as the person who decided."""
     proposals = app.memory.proposals
     decide_on = proposals.accept if decision == "accept" else proposals.reject
     await decide_on(proposal_id, by=caller.name[:MAX_OWNER_CHARACTERS], user_id=user)

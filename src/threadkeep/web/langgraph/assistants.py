@@ -89,7 +89,7 @@ async def get_info() -> ServerInfo:
 
 @router.post("/assistants/search", summary="List assistants", responses=documented(400, 413, 422), openapi_extra=PUBLIC)
 async def search_assistants(app: AppInUse, body: AssistantSearchBody | None = None) -> list[AssistantBody]:
-    """List the workflows that match a search, the built-in one first."""
+    """List the workflows that match a search. The built-in workflow comes first."""
     asked = body or AssistantSearchBody()
     listed = [AssistantBody.of(one) for one in app.workflows.all()]
     found = [one for one in listed if _matches(one, asked)]

@@ -53,7 +53,7 @@ class CheckpointBody(BaseModel, json_schema_serialization_defaults_required=True
 
 
 class InterruptBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """A question of a run to a person."""
+    """A question that a run asks a person."""
 
     id: str
     value: Any = None

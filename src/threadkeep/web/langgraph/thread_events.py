@@ -52,7 +52,7 @@ class EventChoice:
 
 
 class ThreadEvents:
-    """A registry of the runs whose events this process collects, from which it makes the event streams of threads."""
+    """A registry of the runs whose events this process collects. It builds the event streams of threads from them."""
 
     def __init__(self, app: App) -> None:
         self._app = app

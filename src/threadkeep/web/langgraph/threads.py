@@ -357,7 +357,7 @@ def _transcript_message(message: BaseMessage) -> Message:
 async def _newest(app: App, user_id: str | None, body: ThreadSearchBody, count: int) -> AsyncGenerator[Thread]:
     """Search pages of threads, newest activity first, until `count` threads were searched.
 
-    Yield each thread that matches, with its runs. The caller must compare the status and the workflow.
+    Yield each thread that matches, with its runs. The caller must still check the status and the workflow.
     """
     everything = AllSessions(app.memory)
     wanted = {name: value for name, value in (body.metadata or {}).items() if name not in _WORKFLOW_NAMES}
