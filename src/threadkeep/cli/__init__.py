@@ -35,15 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         _drop_unwritten()
-        # To save time, skip the garbage collection at exit, unless mermaidx was used: it reports uncollected objects.
+        # Skip the garbage collection at exit to save time, but not after a drawing: mermaidx reports leftover objects.
         if "mermaidx" not in sys.modules:
             gc.freeze()
 
 
 def _prepare_streams() -> None:
-    """Replace closed streams by the null device, and escape characters that stdout cannot encode.
+    """Replace closed streams with the null device, and escape characters that stdout cannot encode.
 
-    If PYTHONUNBUFFERED is set, stdout may write only a part of a text without an error, so add a buffer.
+    If PYTHONUNBUFFERED is set, stdout may silently write only a part of a text, so add a buffer.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -163,7 +163,7 @@ class Conversation:
             self._turn = None
 
     def _signal_handlers(self) -> dict[signal.Signals, Callable[[], object]]:
-        """Return the chat's signal handlers. They also apply between two turns, because a signal may arrive there."""
+        """Return the chat's signal handlers. They stay active between two turns, because a signal may arrive then."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
 

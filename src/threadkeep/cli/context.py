@@ -231,7 +231,7 @@ class CallChoice:
 
 
 def _key_of(call: StoredManifest) -> object:
-    """Return the key under which a LangGraph store has a call's conversation, or None if the call is of a session."""
+    """Return the key of a call's conversation in a LangGraph store, or None if the call belongs to a session."""
     conversation = call.manifest.get("conversation")
     return conversation.get("key") if isinstance(conversation, dict) else None
 

@@ -247,7 +247,7 @@ async def reject_proposal(proposal: _Id, by: By = None) -> None:
 
 
 async def undo_proposal(proposal: _Id, by: By = None) -> None:
-    """Undo an accepted proposal, so that the fact's previous value is valid again."""
+    """Undo an accepted proposal. The fact's previous value becomes valid again."""
     await _decide(lambda proposals: proposals.undo(proposal, by=decider(by)))
 
 
@@ -281,7 +281,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value of the facts once, in pages. Read the pages again until no value is new: changed ones move."""
+    """Yield each value of the facts once, in pages. Read all pages again until none is new: a change moves a value."""
     seen: set[str] = set()
     since = None
     while True:

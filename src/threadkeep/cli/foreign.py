@@ -215,7 +215,7 @@ def _head_in_zip(path: Path) -> bytes:
 
 
 def _head(path: Path) -> bytes:
-    """Return the beginning of a file. Read nothing from a pipe or a terminal, because the import would miss it."""
+    """Return the beginning of a file. Read nothing from a pipe or a terminal: the import could not read it again."""
     if path.is_fifo() or path.is_char_device():
         return b""
     with path.open("rb") as stream:

@@ -57,7 +57,7 @@ async def read_agent_sessions(source: str, reading: Reading, *, branch: str, use
 
 
 def _message_of_item(session_id: str, row: Row, reading: Reading) -> Message | None:
-    """Return the message of an item, unless the item is skipped."""
+    """Return the message in an item, or None if the item is skipped."""
     number, data, created_at = row
     try:
         item = json.loads(data)

@@ -138,7 +138,7 @@ async def erase_user(
     receipt: ReceiptFile = None,
     confirmed: Confirmed = False,
 ) -> None:
-    """Erase a person and all of the person's ids. Repeat an interrupted command to continue it."""
+    """Erase all data of a person, under every id. Repeat an interrupted command to continue it."""
     _confirm("person", receipt, confirmed=confirmed or dry_run)
     async with opened_memory() as memory:
         _show_receipt(await memory.erase(user_id=user_id, dry_run=dry_run, vacuum=vacuum), receipt)

@@ -137,7 +137,7 @@ async def prune_runs(
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
-    """Return the retention rules in the options, or None. Limits need --archive or --delete, which need a limit."""
+    """Return the retention rules in the options, or None. A limit needs --archive or --delete, and vice versa."""
     if limits.nothing and delete is None:
         return None
     if delete is None:

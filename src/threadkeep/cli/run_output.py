@@ -182,7 +182,7 @@ RUN_COLUMNS = ("run", "workflow", "status", "session", "user", "asked for", "too
 
 
 def run_row(run: Run) -> Sequence[object]:
-    """Return the cells of a run under `RUN_COLUMNS`."""
+    """Return the cells of a run's row in a table with the columns `RUN_COLUMNS`."""
     status = (run.status + (f" ({run.error})" if run.error else ""), _STYLES[run.status])
     return [run.run_id, run.workflow, status, run.session_id, run.user_id, run.created_at, _duration(run)]
 

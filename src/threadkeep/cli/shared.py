@@ -71,7 +71,7 @@ def read_settings(**overrides: object) -> Settings:
 
 
 def note_unknown_variables() -> None:
-    """Name misspelt `THREADKEEP_*` variables on stderr once, because the command may use the wrong database."""
+    """Name misspelt `THREADKEEP_*` variables on stderr once. They are ignored, so the database may be the wrong one."""
     from threadkeep.settings import unknown_variables
 
     for sentence in () if _variables_noted.get() else unknown_variables():
@@ -338,7 +338,7 @@ def opened_input(path: str) -> AbstractContextManager[BinaryIO]:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file. A first Ctrl-C stops the command even while it waits for the next line."""
+    """Yield the lines of a file. The first Ctrl-C stops the command even while it waits for the next line."""
     while True:
         with stopped_by_ctrl_c():
             line = stream.readline()

@@ -313,7 +313,7 @@ def dump(value: object, stream: TextIO) -> str:
 
 
 def escape(text: str) -> str:
-    """Replace by U+FFFD each control character that a terminal could interpret, and each lone surrogate."""
+    """Replace control characters that a terminal could interpret, and lone surrogates, with U+FFFD."""
     return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))
 
 

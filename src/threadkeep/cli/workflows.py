@@ -132,7 +132,7 @@ def _registered(names: list[str] | None = None, *, imports: bool = True) -> Work
 
 
 def _named(name: str) -> Workflow:
-    """Return the workflow with this name, or in the YAML file with this path."""
+    """Return the workflow with this name, or the workflow in the YAML file at this path."""
     from threadkeep.workflows.loading import SUFFIXES, load_yaml
 
     path = Path(name)
@@ -147,7 +147,7 @@ def explain_keys(
         bool, typer.Option("--by-hand", help="Resolve keys as in a run that a person starts, where thread_id is used.")
     ] = False,
 ) -> None:
-    """Show each agent's key for the conversation of a run with this payload, and why other keys were rejected."""
+    """Show each agent's key for storing the conversation of a run with this payload, and why others were rejected."""
     from threadkeep.workflows.describing import explain_key
 
     found = explain_key(_named(workflow), read_payload(payload), by_hand=by_hand)
