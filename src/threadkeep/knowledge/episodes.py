@@ -73,7 +73,7 @@ class Episodes(ClockedTables, sql=("episodes.sql",)):
     async def recall(self, query: str, scopes: Sequence[Scope], *, limit: int = 5) -> list[Episode]:
         """Return up to `limit` episodes that are relevant to a query, best first.
 
-        For each scope, the last 40 messages of the newest 50 sessions each are searched. Workspaces have no episodes.
+        It searches the last 40 messages of each of a scope's newest 50 sessions. Workspaces have no episodes.
 
         Raises:
             StoreUnavailable: the database does not answer.

@@ -230,7 +230,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         limit: int = 10,
         embedder: Embedder | None = None,
     ) -> list[Fact]:
-        """Return the facts of `facts` that are relevant to a query. `facts` must be sorted as `valid` returns them."""
+        """Return the facts in `facts` that are relevant to a query. `facts` must be sorted as `valid` returns them."""
         check_argument("query", query, str, required=True)
         check_argument("limit", limit, int, required=True)
         check_each("facts", facts, Fact)

@@ -28,7 +28,7 @@ type MessagesAt = Callable[[str, Collection[int]], Awaitable[Sequence[Message]]]
 
 
 async def known_owner(connection: Connection, sql: Mapping[str, str], scope: Scope, now: datetime) -> Scope:
-    """Return the scope under which to store new knowledge; use a person's canonical id, and create an unknown person.
+    """Return the scope under which to store new knowledge. For a person, use the canonical id; create new persons.
 
     Raises:
         SessionNotFound: the scope is a session that does not exist.

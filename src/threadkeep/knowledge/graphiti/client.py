@@ -106,7 +106,7 @@ class GraphitiClient(Protocol):
 
 
 def fact_in(value: Json) -> GraphFact | None:
-    """Parse a fact in a server's response; return None if `value` is no fact. Older servers omit some fields."""
+    """Parse a fact in a server's response; return None if `value` is not a fact. Older servers omit some fields."""
     if not isinstance(value, Mapping):
         return None
     uuid, fact, name = value.get("uuid"), value.get("fact"), value.get("name")
@@ -117,7 +117,7 @@ def fact_in(value: Json) -> GraphFact | None:
 
 
 def episode_in(value: Json) -> SeenEpisode | None:
-    """Parse a stored message in a server's response; return None if `value` is no message."""
+    """Parse a stored message in a server's response; return None if `value` is not a message."""
     if not isinstance(value, Mapping):
         return None
     uuid, name = value.get("uuid"), value.get("name")
@@ -125,7 +125,7 @@ def episode_in(value: Json) -> SeenEpisode | None:
 
 
 def time_in(value: Json) -> datetime | None:
-    """Parse a time and return it in UTC; None if it is no time. Some databases send UTC times without a zone."""
+    """Parse a time and return it in UTC; None if it is not a time. Some databases send UTC times without a zone."""
     if not isinstance(value, str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Consent to send kinds of data to a Graphiti server, and the workspaces that the operator trusts."""
+"""Consent to sending data to a Graphiti server, by kind of data, and the workspaces that the operator trusts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
         self._options = options if options is not None and options.enabled else None
 
     async def granted(self) -> frozenset[DataClass]:
-        """Return the kinds of data that the present consent allows to be sent to the configured server."""
+        """Return the kinds of data that may be sent to the configured server, according to the current consent."""
         if self._options is None:
             return frozenset()
         rows = await self._driver.fetch(*self._granted_statement(self._options))
@@ -172,7 +172,7 @@ class GitMetadata:
         self._known: dict[str, object] | None = None
 
     async def read(self) -> dict[str, object] | None:
-        """Return branch, commit, and whether tracked files have changes, or None if git fails."""
+        """Return the branch, the commit, and whether tracked files have changes, or None if git fails."""
         if self._folder is None:
             return None
         if self._read_at and time.monotonic() - self._read_at < CACHED_SECONDS:

@@ -33,7 +33,7 @@ class Unconfirmed(NamedTuple):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued message or fact for Graphiti. If `content` is None, it was deleted or superseded: do not send it."""
+    """A queued message or fact for Graphiti. If it was deleted or superseded, `content` is None: do not send it."""
 
     number: int
     name: str
@@ -170,15 +170,15 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._observer.notify(EpisodesDelivered(result="confirmed", count=len(numbers)))
 
     async def take_back(self, numbers: Sequence[int]) -> None:
-        """Queue again the messages that the server did not accept, without counting an attempt."""
+        """Queue messages again, because the server did not accept them. This does not count as an attempt."""
         await self._execute_each("take_back", [{"number": number} for number in numbers])
 
     async def try_again(self, number: int) -> None:
-        """Queue again a message that the server refused. This counts as an attempt."""
+        """Queue a message again, because the server refused it. This counts as an attempt."""
         await self._execute("try_again", {"number": number})
 
     async def repeat(self, numbers: Sequence[int]) -> None:
-        """Queue messages again that the server accepted but did not store, and count the repetition."""
+        """Queue messages again, because the server accepted but did not store them. Count the repetition."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])
         if numbers:
             self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))
@@ -228,7 +228,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue given-up (dead) messages again: one by number, or all except dropped and deleted ones; return how many.
+        """Queue a given-up (dead) message again, or all that were not dropped or deleted. Return the count.
 
         Raises:
             KnowledgeNotFound: no dead message has this number.
@@ -265,7 +265,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return {str(error): int(count) for error, count in await self._fetch("troubles", {})}
 
     async def open_of(self, group_id: str) -> tuple[int, int]:
-        """Return the number of a group's queued messages, and that of its sent but unconfirmed ones."""
+        """Return the numbers of a group's queued messages and of its sent but unconfirmed messages."""
         [(queued, sent)] = await self._fetch("open_of_groups", {"group_id": group_id})
         return int(queued), int(sent)
 

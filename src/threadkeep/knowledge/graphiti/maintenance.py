@@ -121,7 +121,7 @@ _LATE = "graphiti-late"
 
 @dataclass(frozen=True)
 class Backfilled:
-    """The result of queueing earlier stored turns, to be sent to Graphiti later."""
+    """The result of queueing older, stored turns for Graphiti."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -146,7 +146,7 @@ class Purged:
 
 @dataclass(frozen=True)
 class Retracted:
-    """The result of deleting the message (episode) with which a fact was sent to Graphiti."""
+    """The result of deleting the message (episode) in which a fact was sent to Graphiti."""
 
     __pydantic_config__ = DESCRIBED
 
@@ -227,7 +227,7 @@ async def purge(
     late = await state.value(_LATE, key)
     accepted = await deliveries.accepted(group_id, timedelta(seconds=_DRAIN_SECONDS)) | set(json.loads(late or "[]"))
     if is_late := bool(accepted):
-        # Store the names before the rows with them are deleted, because a later step may fail.
+        # Store the names first: the rows that contain them are deleted next, and a later step may fail.
         await state.keep(_LATE, key, json.dumps(sorted(accepted)), expires_at=expires_at)
     dropped += await deliveries.give_up_open("purged", group_id)
     while accepted:
@@ -245,7 +245,7 @@ async def purge(
 
 
 async def retract(client: GraphitiClient | None, deliveries: Deliveries, fact_id: str) -> Retracted:
-    """Delete the episode with which a forgotten fact was sent to the server, and check that it is gone.
+    """Delete the episode in which a forgotten fact was sent to the server, and check that it is gone.
 
     If this fails, the worker tries again. Without a client, no request is sent, and the result says so.
     """

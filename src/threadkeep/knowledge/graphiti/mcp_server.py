@@ -23,7 +23,7 @@ from threadkeep.records.graphiti import check_group_id
 
 _TOOLS = ("add_memory", "get_episodes", "search_memory_facts", "clear_graph", "get_status")
 _STOP_SECONDS = 5.0
-# The JSON-RPC code of a message that the server refuses.
+# The JSON-RPC error code with which the server refuses a message.
 _INVALID_PARAMETERS = -32602
 # The codes of an unreadable response, an invalid request and an unknown method. Redirects and status 404 also cause
 # them, so they are faults of the endpoint and not of one message.

@@ -1,4 +1,4 @@
-"""The connection of a memory to Graphiti: consent, deliveries, recall, and a person's actions."""
+"""The connection of a memory to Graphiti: consent, deliveries, recall, and actions that a person starts."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Graphiti:
 
     @property
     def workspace(self) -> str | None:
-        """The workspace of runs that do not name one, if any."""
+        """The default workspace, for runs that name none; None if the options have none."""
         return None if self.options is None else self.options.workspace
 
     @property
@@ -199,7 +199,7 @@ class Graphiti:
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue given-up (dead) messages again: one by number, or all except dropped and deleted ones; return how many.
+        """Queue a given-up (dead) message again, or all that were not dropped or deleted. Return the count.
 
         Raises:
             GraphitiClosed: Graphiti is off, or there is no consent.
@@ -237,7 +237,7 @@ class Graphiti:
         """Store a fact, and queue it for Graphiti if a person's consent covers it.
 
         Args:
-            promotion: the fact.
+            promotion: the fact, with its kind, its text and its relations.
             owner: the session, workspace or person of its scope.
             evidence: the message or the run that the fact comes from.
 
@@ -333,7 +333,7 @@ class Graphiti:
         return await self.retract(fact_id)
 
     async def retract(self, fact_id: str) -> Retracted:
-        """Delete the episode with which a forgotten fact was sent to the server, and check that it is gone.
+        """Delete the episode in which a forgotten fact was sent to the server, and check that it is gone.
 
         If Graphiti is off, or without consent, no request is sent: the episode stays on the server, and the result says
         so.

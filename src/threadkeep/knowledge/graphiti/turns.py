@@ -61,7 +61,7 @@ def episode_name(turn: str, role: str, number: int = 1) -> str:
 
 
 def fact_episode(fact_id: str) -> str:
-    """Return the name of the episode with which a fact is sent to Graphiti."""
+    """Return the name of the episode in which a fact is sent to Graphiti."""
     return f"threadkeep.fact.{fact_id}.user"
 
 
@@ -162,7 +162,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
             self._observer.notify(EpisodesDelivered(result="queued", count=count))
 
     async def add(self, connection: Connection, scopes: Sequence[Scope], messages: Sequence[Outbound]) -> int:
-        """Queue messages for the Graphiti groups of some scopes, each once in a group; return how many are new."""
+        """Queue messages for the Graphiti groups of some scopes, each once in a group. Return how many were new."""
         now = time_text(self._clock())
         added = 0
         for scope in scopes:
@@ -185,7 +185,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         return await connection.execute(self._sql["revive"], row)
 
     async def group_of(self, connection: Connection, scope: Scope) -> str:
-        """Return the id of a scope's group, and register a new group.
+        """Return the id of a scope's group. If there is no group yet, register one.
 
         If two owners have the same raw id, the second one gets a hashed id, so that neither reads the other's messages.
         """

@@ -66,7 +66,7 @@ class CheckList(BaseModel):
 
 
 class RelationInput(BaseModel, extra="forbid"):
-    """A relation between two things, named with a word of a fixed list."""
+    """A relation between two things, named by a word from a fixed list."""
 
     source: Annotated[str, Field(min_length=1, max_length=200)]
     name: Relation

@@ -275,7 +275,7 @@ class DeliveryWorker:
         return waited, timeout * 2.0 ** (max(one.attempts for one in sent) - 1)
 
     async def _send(self, lease: Lease, batch: Sequence[Waiting]) -> None:
-        """Send to the server messages that are already marked as sent.
+        """Send messages to the server. They are already marked as sent.
 
         Raises:
             GraphitiError: the server did not accept all of them. Messages that it certainly does not have are
@@ -307,7 +307,7 @@ class DeliveryWorker:
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, lease: Lease, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
-        """Handle the failure of one message of a batch, because of which the `later` ones were not sent.
+        """Handle the failure of one message of a batch. It stopped the batch, so the `later` messages were not sent.
 
         The server may refuse a message temporarily, so a refused message is given up only after several attempts.
 
