@@ -314,7 +314,7 @@ class Receiver:
         self._pause = self.first_pause_seconds
 
     async def _keep_trying(self, receive: Callable[[], Awaitable[str | None]]) -> Never:
-        """Call `receive` until cancelled. If it raises or returns an error, pause, longer after each further error."""
+        """Call `receive` until cancelled. If it raises or returns an error, pause. Further errors extend the pause."""
         while True:
             result = None
             with ErrorBoundary() as attempt:

@@ -135,7 +135,7 @@ class Intake:
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
-        """Stop waiting for runs. Any process that polls the table of answers (outbox) finds theirs later."""
+        """Stop waiting for runs. Any process that polls the outbox (the table of answers) finds their answers later."""
         for task in self._background:
             task.cancel()
         if self._background:
@@ -422,7 +422,7 @@ class Intake:
         """
         session_id = message.session_id or ""
         # The outbox entry needs a key of its own that names no person. An entry under the session's id would be deleted
-        # with the session. An entry under `deletion_key` would take the record of the deletion for its run.
+        # with the session. An entry under `deletion_key` would mistake the record of the deletion for its run.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
         stored = stored_message(message)
         added = await self._outbox.add(

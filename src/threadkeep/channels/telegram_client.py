@@ -176,7 +176,7 @@ class TelegramPolling(Receiver):
             await asyncio.shield(self._release(self._duty))
 
     async def poll(self) -> str | None:
-        """Wait for updates and take them, unless another process polls. Return the name of an error."""
+        """Wait for updates and take them, unless another process polls. Return the error's name, if any."""
         if not await self._claim(self._duty):
             await asyncio.sleep(self.look_seconds)
             return None
@@ -191,7 +191,7 @@ class TelegramPolling(Receiver):
             return await self._refused(answer)
         for update in map(object_in, list_in({"result": answer.result}, "result")):
             await self._intake.take(self._bot, self._channel.read_update(update))
-            # After a week without updates, Telegram numbers updates from a random number, perhaps a lower one.
+            # After a week without updates, Telegram starts again at a random number, which may be lower.
             offset = (number_in(update, "update_id") or 0) + 1
         if offset is None or str(offset) == stored:
             return None

@@ -225,7 +225,7 @@ class WeComServiceClient(WeComClient):
         return outcome_of(await self.api.call("kf/send_msg", message))
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
-        """Fetch up to 1,000 messages of a desk after a cursor, or from the oldest on.
+        """Fetch up to 1,000 messages of a desk after a cursor or, without a cursor, beginning with the oldest.
 
         `token` comes from the callback that announced the messages. If WeCom refuses it, fetch without a token.
         """
