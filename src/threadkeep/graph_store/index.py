@@ -113,7 +113,7 @@ class SessionIndex:
                     await self._superseding.forget_derived(connection, session_id, first, min(rows[0][0], last))
 
     async def copy_summaries(self, branching: Branching) -> None:
-        """Copy a session's summaries to its branch, if they cover messages that were copied to the branch."""
+        """Copy a session's summaries to its branch, if the branch has copies of all messages that they cover."""
         at = END if branching.at is None else branching.at
         parameters = {"session_id": branching.session_id, "branch_id": branching.branch_id, "at": at}
         async with self._driver.writing() as connection:

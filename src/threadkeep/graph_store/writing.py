@@ -33,7 +33,7 @@ _MOST_CHUNKS = 10_000
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest messages of a conversation, to delete only if its last write was before `idle_before` (or None)."""
+    """The oldest messages of a conversation, to delete only if its last write was before `idle_before`, if set."""
 
     after_seq: int
     upto_seq: int

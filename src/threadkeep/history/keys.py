@@ -143,7 +143,7 @@ def whole_refusal(value: str) -> Reason | None:
 
 
 def check_key(key: str) -> None:
-    """Reject an invalid key. The rules are stricter than the rules of `check_session_id` for other session ids.
+    """Reject an invalid key. `check_session_id` is less strict, because other session ids may be nearly any text.
 
     Raises:
         InvalidKey: the key is not valid; the message does not repeat it.

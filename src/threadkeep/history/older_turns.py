@@ -238,7 +238,7 @@ class OlderTurns:
     def _store(
         self, stored: StoredIndexes, key: tuple[RecallScope, str], index: ConversationIndex, infos: list[SessionInfo]
     ) -> None:
-        """Start a background task that stores the indexes that have grown enough in the database."""
+        """Start a background task that writes indexes to the database if they have grown enough."""
         grown = stored.grown(index, infos, of_user=key[0] == "user")
         if grown and (index.storing is None or index.storing.done()):
             index.stored |= {info.session_id: index.read[info.session_id] for info in grown}

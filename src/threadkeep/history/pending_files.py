@@ -158,7 +158,7 @@ class PendingFiles:
             await self._change(entry, SpoolFile.renew)
 
     async def done(self, entry: PendingTurn) -> None:
-        """Remove a turn that is no longer pending from its file. If a write is in progress, wait for its end."""
+        """Remove a turn from its file, because it is no longer pending. If a write is in progress, wait for its end."""
         await self._change(entry, SpoolFile.done)
 
     async def _change(self, entry: PendingTurn, change: Callable[[SpoolFile, PendingTurn], None]) -> None:
@@ -174,7 +174,7 @@ class PendingFiles:
 
 @dataclass(frozen=True)
 class WaitingFile:
-    """A file of turns that wait to be written by the process of the file or, if that is dead, by the next process."""
+    """A file of turns that wait to be written by its process or, if this process is dead, by the next process."""
 
     path: Path
     live: bool

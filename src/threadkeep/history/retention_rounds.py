@@ -74,7 +74,7 @@ class Scheduled(Protocol):
 
 
 class RetentionSchedule:
-    """A schedule of rounds that remove old data. One process runs a round. A failed round is reported and repeated."""
+    """A schedule of rounds that remove old data, each in one process. A failed round is reported and repeated."""
 
     def __init__(
         self,

@@ -532,10 +532,10 @@ class Session:
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """Create and return a session with copies of this session's active messages, up to the `seq` `at` or all.
+        """Create and return a branch: a session with copies of this session's active messages, up to `at` if given.
 
-        The copies keep their ids and times, and are numbered from 1. If the message `at` is superseded, the copies
-        are the messages that were active just before it was superseded. Title, tags, metadata, the last reset,
+        The copies keep their ids and times, and are numbered from 1. `at` is a `seq`. If this message is superseded,
+        messages that were active just before it was superseded are copied. Title, tags, metadata, the last reset,
         retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
         `session_id` changes nothing.
 

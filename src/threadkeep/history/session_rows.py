@@ -138,7 +138,7 @@ class SessionCache:
         return found[0]
 
     def put(self, session_id: str, rows: SessionRows, *, window: int) -> None:
-        """Cache a session's rows, only the newest if there are far more than `window`.
+        """Cache a session's rows, or only the newest rows if there are far more than `window`.
 
         If the cache is full, drop the sessions that were not used for the longest time.
         """

@@ -32,7 +32,7 @@ type Reference = Annotated[
 
 
 class PythonOnly:
-    """An annotation for the type of an option. Python code can set the option, but a YAML file cannot."""
+    """An annotation for a type whose values only Python code can pass as an option, and a YAML file cannot."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return a schema that accepts instances of the annotated type."""
