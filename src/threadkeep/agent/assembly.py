@@ -119,7 +119,7 @@ class Assembler:
     def _assembled(
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
-        """Join `head`, the cached messages and `tail`. Later calls also begin with the ones before `tail[stable]`."""
+        """Join `head`, cached messages and `tail`. Later calls also begin with the messages before `tail[stable]`."""
         count = draft.window
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])

@@ -178,7 +178,7 @@ def tools_text(tools: Sequence[object]) -> str:
     """Return the tools as the JSON that a provider receives and counts as input."""
     converted = list(tools)
     for index, tool in enumerate(tools):
-        # Keep a tool in a provider's own format unchanged, as LangChain does.
+        # If a tool has a provider's own format, keep it unchanged, as LangChain does.
         with suppress(ValueError, TypeError):
             converted[index] = convert_to_openai_tool(cast("dict[str, Any]", tool))
     return json.dumps(converted, ensure_ascii=False, default=str) if converted else ""

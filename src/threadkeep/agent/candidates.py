@@ -144,7 +144,7 @@ class CandidateNodes:
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose the full text of the model's answer (`llmText`). The message in the state may be shortened."""
+        """Propose the full text of the model's answer (`llmText`): the message in the state may be shortened."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}

@@ -229,7 +229,7 @@ class Difference:
 
     @property
     def gone(self) -> dict[str, list[SeenMessage]]:
-        """The messages that only the earlier call has, grouped by the reason in words."""
+        """The messages that only the earlier call has, grouped by the reason why they are missing in the later one."""
         removed: dict[str, list[SeenMessage]] = {}
         for message, reason in self.went:
             words = _WORDS.get(reason) or in_words(cast("ExclusionReason", reason), self.after.manifest)

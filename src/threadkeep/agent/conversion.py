@@ -74,7 +74,7 @@ def text_of(message: BaseMessage) -> str:
 
 
 def _refusal_or_speech(message: BaseMessage) -> str:
-    """Return the text of a refusal or spoken answer of OpenAI, which LangChain's `text` leaves out."""
+    """Return the text of a refusal or a spoken answer from OpenAI, which LangChain's `text` leaves out."""
     if not isinstance(message, AIMessage):
         return ""
     blocks = [block for block in message.content if isinstance(block, dict)]
@@ -296,7 +296,7 @@ def dump_message(message: BaseMessage) -> str:
 
 
 def load_message(body: str) -> BaseMessage:
-    """Return the message that `dump_message` wrote; raise `ValueError`, `TypeError` or `KeyError` for another text."""
+    """Return the message that `dump_message` wrote; raise `ValueError`, `TypeError` or `KeyError` for other texts."""
     (message,) = messages_from_dict([json.loads(body)])
     return message
 

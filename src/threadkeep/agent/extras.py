@@ -111,7 +111,7 @@ class ExtraSource(Protocol):
 async def find_all(
     sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
 ) -> list[Extra]:
-    """Search all sources. `rooms` has each section's maximum of tokens. Report failing sources, and leave them out."""
+    """Search all sources. `rooms` has the token limit of each section. Report failing sources, and leave them out."""
 
     async def found_by(source: ExtraSource) -> Extra | None:
         if not request.text.strip():

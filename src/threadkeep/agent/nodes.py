@@ -63,7 +63,7 @@ class NodeTurn:
         return self
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Return the node's participation in the run's turn. If it has none, it gets a memory that stores nothing."""
+        """Return the node's participation in the run's turn. A `silent` one gets a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         site = site_in(options, config)

@@ -92,7 +92,7 @@ class OpenCalls:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store the answers that an ended run holds in memory, or drop them if the run continues in another process."""
+        """Store the answers that a run's calls hold in memory, or drop them if the run continues in another process."""
         for call in list(self.calls.values()):
             if call.turn is not None and call.turn.run_id == run_id:
                 if elsewhere:

@@ -37,7 +37,7 @@ def is_question(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages.
 
-    Return an empty list if a system message follows the last answer, but no question: the agent speaks without one.
+    Return an empty list if only a system message follows the last answer: the agent then speaks without a question.
     """
     end = len(messages)
     instructed = False

@@ -351,7 +351,7 @@ class SessionOrder:
         """Wait for the earlier runs of the session, then let this run have the session.
 
         A caller that blocks the event loop of an earlier run does not wait. The wait never ends if a tool starts a run
-        in the same session in its own OS thread.
+        of the same session in a separate OS thread.
         """
         session_id = run.session_id
         run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop.get()])}

@@ -262,7 +262,7 @@ class TurnContext:
             )
 
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages, with the messages before the question in their stored form."""
+        """Return the messages. Replace the messages before the question by their stored versions."""
         start = self._start(messages)
         if start == 0:
             return [*messages]

@@ -301,7 +301,7 @@ class OpenTurn(TurnContext):
     async def _partial_id(self) -> str | None:
         """If the question is a repeat, return the id of the speaker's partial answer that the new answer replaces.
 
-        Chat clients may repeat a question under another id, so an adjacent copy of the question counts too.
+        Chat clients may repeat a question under another id, so answers to an adjacent copy of the question count too.
         """
         seq, past = self.question_seq, self._recollection.messages
         again = self._repeated or (past and (past[-1].role == "user" or past[-1].status == "interrupted"))
