@@ -224,7 +224,7 @@ class ScriptCosts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """The token costs of byte sequences in one tokenizer family. `pairs`: the costs of two bytes, by 16-bit number."""
+    """Token costs of byte sequences in one tokenizer family. `pairs`: the cost of each byte pair, by 16-bit number."""
 
     pairs: list[float]
     digit_group: float

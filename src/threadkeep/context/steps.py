@@ -96,7 +96,7 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """Return the tokens for each step. Compute them step by step, to repeat the cuts of the turn's earlier calls."""
+    """Return the tokens for each step. Compute them in order, to repeat the cuts of the turn's earlier model calls."""
     granted: list[int] = []
     older = 0
     for step in steps:

@@ -30,7 +30,7 @@ _VENDORS = re.compile(r"^(?:[a-z]+\.)+(?=[a-z])")  # us.anthropic.claude-…
 
 
 def names_of(model: str | None) -> list[str]:
-    """Return a model's lower-case names, with and without its provider (`anthropic/`, `us.anthropic.`)."""
+    """Return a model's lower-case names, with and without the provider's prefix (`anthropic/`, `us.anthropic.`)."""
     whole = (model or "").strip().lower()
     bare = whole.rpartition("/")[2]
     names = [whole, bare, bare.partition(":")[2], _VENDORS.sub("", bare)]
@@ -191,7 +191,7 @@ class TokenFactor:
 
 @dataclass(frozen=True, slots=True)
 class ScaledCounter:
-    """A token estimate that is multiplied by a factor in hundredths, and rounded up.
+    """A counter that multiplies a token estimate by a factor in hundredths, and rounds the result up.
 
     `other_hundredths` is the factor for other scripts than Latin, and `share` returns their share of a text's tokens in
     thousandths.

@@ -234,7 +234,7 @@ class _Planner:
     ) -> Sequence[list[int]]:
         """Add the newest groups of history that fit (at most `places` messages) to the plan, and return them.
 
-        Exclude the others: as `over_budget` if the tokens ran out, otherwise for `reason`.
+        Exclude the others, with the reason `over_budget` if the tokens ran out, otherwise with `reason`.
         """
         fitting, stopped = self._newest(history, self._left, places)
         if _overflows(anchor) or len(fitting) < len(history):
@@ -348,7 +348,7 @@ def _overflows(anchor: Anchor | None) -> bool:
 def _reserved(wanted: int, room: int) -> int:
     """Return the tokens that a cut question leaves for tool calls and results: a 16th, an 8th or a 4th of `room`.
 
-    It is one of few fixed sizes: with the exact size of the steps, each call would cut the question differently.
+    Only these sizes are used. With the exact size of the steps, each model call would cut the question differently.
     """
     if not wanted:
         return 0

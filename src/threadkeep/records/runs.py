@@ -272,7 +272,7 @@ class TokenUsage:
         return self.estimated_calls > 0
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """Return the sum of both usages, under this model's name; a cost is set if at least one of them has one."""
+        """Return the sum of both usages, under this model's name. It has a cost if at least one of them has a cost."""
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
         return TokenUsage(
             self.model,
@@ -321,7 +321,7 @@ type RunCursor = tuple[datetime, str]
 class RunQuery:
     """A filter for a list of runs; None matches all values. `since` is the earliest time of creation.
 
-    With `turns`, child runs, resets and deletions of sessions are left out.
+    If `turns` is true, child runs are left out, and so are resets and deletions of sessions.
     """
 
     session_id: str | None = None

@@ -141,7 +141,7 @@ class Matching:
         self._weights = {**MATCH, **{name: MATCH[name] + self._many * MATCH[name + OF_MANY] for name in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """Return the factor of the `OF_MANY` weights, which grows with the number of turns that match nearly best."""
+        """Return the factor of `OF_MANY` weights. It grows with the number of turns about as good as the best match."""
         shares = self._hits.shares
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum([share >= nearly for share in shares]))
@@ -226,7 +226,7 @@ class Matching:
 _MOST_ALIKE = 120
 _BEST_TURNS = 3
 _ASSUMED_DISSIMILAR = 8
-# An outlier among few similarities may be many standard deviations away; count at most this many.
+# An outlier among few similarities may be many standard deviations away; limit its distance to this number.
 _MOST_SPREADS = 5.0
 
 

@@ -205,7 +205,7 @@ def passage_of(text: str, terms: Mapping[str, float], characters: int) -> Passag
             inside.subtract(known[first])
             weight -= sum(terms[term] for term in known[first] if not inside[term])
             first += 1
-        # The answer often follows the words of the question, so choose the first passage of equal weight.
+        # The answer often follows the words of the question, so of passages with equal weight, choose the first.
         if weight > best_weight + 1e-9:
             best, best_weight = first, weight
     begin = _without_space(text, pieces[best][0]) if pieces else 0

@@ -139,7 +139,7 @@ type _Reading = tuple[re.Pattern[str], Callable[[re.Match[str], Span, int], Iter
 
 
 def spans_of(text: str, known: Span, now: int) -> list[Span]:
-    """Return the ranges of days that a text mentions. An ambiguous date has several.
+    """Return the ranges of days that a text mentions. An ambiguous date gives several ranges.
 
     Args:
         text: The text to scan.
