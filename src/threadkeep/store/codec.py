@@ -65,7 +65,7 @@ def short_time(moment: datetime, backend: Backend) -> int | str:
 
 
 _UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")
-# The pattern begins with a character set, because the plain alternatives take nine times as long.
+# The pattern begins with a character set, because a pattern of plain alternatives takes nine times as long.
 _UNKEEPABLE_JSON = re.compile(r"[\\\ud800-\udfff](?:(?<!\\)|u0000)")
 _REPLACEMENT = "\ufffd"
 

@@ -28,7 +28,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class _Winner(NamedTuple):
-    """The stored complete answer that a new answer would duplicate. `told` is true if it was returned to a caller."""
+    """The stored complete answer that a new answer would duplicate. `told`: it was returned to a caller."""
 
     id: str
     seq: int
@@ -41,7 +41,8 @@ class _Sorted:
 
     - `messages`: the new messages. `fresh`: their column values.
     - `there`: the `seq` of each message that is stored already, by id. `deleted`: the ids of those that were deleted.
-    - `winner`: the stored answer that the turn's answer duplicates. `losers`: the `seq` of answers that it supersedes.
+    - `winner`: the stored answer that the turn's answer duplicates.
+    - `losers`: the `seq` values of stored answers that the turn's answer supersedes.
     - `question`: the message that the turn answers.
     """
 
@@ -64,7 +65,7 @@ class TurnWriter:
     - If both answers reached their callers, the new one is stored as superseded.
 
     An answer to a superseded question is stored as superseded. If an answer is the first message after a reset, and its
-    question is before the reset, the reset is moved behind the answer.
+    question is before the reset, the reset is moved after the answer.
     """
 
     def __init__(self, graph_turns: GraphTurns | None = None) -> None:

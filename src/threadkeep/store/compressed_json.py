@@ -55,7 +55,7 @@ def decompress(stored: bytes) -> str:
 
 
 def reads_record[**P, T](read: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that it raises `RecordUnreadable` if its record is damaged or has a wrong shape."""
+    """Decorate a function so that it raises `RecordUnreadable` if its input is damaged or has a wrong shape."""
 
     @wraps(read)
     def reading(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -185,7 +185,7 @@ class SessionGap:
 class Integrity:
     """The result of a check for damage.
 
-    `damage` has the error messages of the database, which quote no rows; SQLite's are limited to 20. `gaps` has at most
+    `damage`: the error messages of the database, which quote no rows; SQLite's are limited to 20. `gaps` has at most
     20 sessions. `indexes` is the number of PostgreSQL indexes that amcheck has checked; None if the database
     user cannot use amcheck.
     """

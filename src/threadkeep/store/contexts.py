@@ -62,7 +62,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
-        """Move a profile's anchor, at which the message windows of its model calls begin, forward to `seq`.
+        """Move a profile's anchor forward to `seq`. The message windows of the profile's model calls begin there.
 
         Do nothing if the session no longer has this `revision`: superseded messages change where windows begin.
         """

@@ -53,7 +53,7 @@ def unstorable_text() -> InvalidInput:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Raise `StoreClosed` if the running event loop is not the database's `loop`, because a call could wait forever."""
+    """Raise `StoreClosed` if the running event loop is not the database's `loop`: a call from it could wait forever."""
     if asyncio.get_running_loop() is not loop:
         raise StoreClosed(
             "This memory is closed, or was opened on another event loop; use it on the loop and in the block of its "
@@ -121,7 +121,7 @@ class PreparedTurn:
     """A turn that is ready to be stored, with its cleaned messages and their columns.
 
     If `is_joined`, the turn is stored in one transaction with the statements `before` and `after`, or not at all;
-    `rows` then has the rows that these statements returned.
+    `rows` then contains the rows that these statements returned.
     """
 
     turn: Turn

@@ -16,8 +16,8 @@ from threadkeep.store.statements import ClockedTables
 class Duties(ClockedTables, sql=("duties.sql",)):
     """The table `chat_duties`: the current owner of each duty (a task for one process), and when it was last done.
 
-    Each write is a single call to the database. Between several calls of a transaction, blocking code in the same event
-    loop could wait for the lock of the SQLite file, which the transaction holds, and neither would continue.
+    Each write is a single call to the database. A transaction of several calls would hold the lock of the SQLite file
+    between them. If other code then blocked the event loop to wait for this lock, neither would continue.
     """
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""Manifests, which record the parts of model calls, and stored texts of parts that are in no transcript."""
+"""Manifests (records of the parts of model calls), and the texts of parts that are in no transcript."""
 
 from __future__ import annotations
 

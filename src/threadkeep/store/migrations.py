@@ -121,7 +121,7 @@ async def migrate(
         return []
     if not found and driver.backend == "postgres":
         await _check_search_path(driver)
-    # By default, log no warning for an empty database, because its first connection alone may take long.
+    # By default, log no warning for an empty database, because even the first connection to it may take long.
     warning = "the upgrade of the database's schema %s; `threadkeep doctor` names them"
     warn = partial(_logger.warning, warning, _LOCKED[driver.backend])
     on_wait = cache(on_wait or (warn if found else lambda: None))

@@ -112,7 +112,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             waits: True if the answer becomes ready when its run is over; False if it is ready at once.
             after: the delay before the answer may be sent; until then, the platform may fetch it.
             remember: True to store `address` and `user_id` as the recipient of the session, which need not exist.
-            about: the id of the person who gets the answer, also in a group; erasing this person erases the answer.
+            about: the id of the person who gets the answer, even in a group; erasing this person erases the answer.
             message: the data needed to process the message again; dropped when the answer is ready.
         """
         now = self._now()
@@ -336,7 +336,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _drop_copies(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the copies of people's messages in these rows (number and address); return the number of rows."""
+        """Delete the copy of a person's message from each of these rows (number, address); return their number."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

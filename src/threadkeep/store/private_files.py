@@ -60,7 +60,7 @@ def make_private_file(path: Path) -> None:
 def tighten_database(path: Path) -> None:
     """Remove the permissions of other users from a SQLite file and the files that SQLite created next to it.
 
-    If the path comes from a user, first read from it as a database: any other file or folder must keep its permissions.
+    If a user named the path, first open it as a database, because any other file or folder must keep its permissions.
     """
     for file in (path, *beside(path)):
         tighten(file)
@@ -102,7 +102,7 @@ def locked_part(part: Path) -> Iterator[int]:
     """
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        # Compare the files, because another process may have renamed this one before it was locked.
+        # Check that the path still names the open file: another process may have renamed it before it was locked.
         if not lock_at_once(descriptor) or not os.path.samestat(os.fstat(descriptor), part.stat()):
             raise InvalidInput(f"Another process writes {part}; wait until it ends, or name another file.")
         os.fchmod(descriptor, 0o600)

@@ -78,7 +78,7 @@ class Search(Protocol):
 class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
 
-    The index only returns messages that may match; their texts are read to find the ones that do.
+    The index returns messages that may match. Their texts are then read to keep only real matches.
     """
 
     def __init__(self, driver: Driver) -> None:

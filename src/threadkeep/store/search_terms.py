@@ -83,7 +83,7 @@ def short_pattern(word: str) -> str:
 
 
 def trigram_expression(words: Iterable[str]) -> str:
-    """Return the FTS5 query for texts that have the trigrams of all words (only the first 64 are used)."""
+    """Return the FTS5 query for texts that contain the trigrams of all words (only the first 64 are used)."""
     trigrams = dict.fromkeys(word[at : at + TRIGRAM] for word in words for at in range(len(word) - TRIGRAM + 1))
     alternatives = [_spellings(trigram) for trigram in list(trigrams)[:_MOST_TRIGRAMS]]
     plain = " ".join(quoted for quoted, *others in alternatives if not others)
@@ -144,7 +144,7 @@ def relevance_words(words: Sequence[str], rarities: Sequence[float]) -> str:
 
 
 def rarity(texts_with_word: int, texts: int) -> float:
-    """Return the weight of a word, which is higher if only a few of all texts contain it."""
+    """Return the weight of a word, which is higher for words that fewer texts contain."""
     return math.log1p((texts - texts_with_word + 0.5) / (texts_with_word + 0.5))
 
 

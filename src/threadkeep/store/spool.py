@@ -1,6 +1,6 @@
 """Files for turns that the database did not accept, written before the caller gets a reply.
 
-Each process has its own file, which it locks as long as it lives. The next process that starts takes over the files of
+Each process has its own file, which it keeps locked while it runs. The next process that starts takes over the files of
 dead processes and writes their turns to the database. Each unreadable line is moved to a separate file, where it stays
 until a person repairs or drops it.
 """
@@ -257,7 +257,7 @@ class SpoolFile:
         os.close(self._descriptor)
 
     def _overwrite(self, lines: Sequence[Range]) -> None:
-        """Overwrite lines with spaces, because the texts of a turn may be in the file only while it is pending.
+        """Overwrite lines with spaces, because texts must not stay in the file when their turn is no longer pending.
 
         The first bytes are durable before the rest is written, so a line counts as removed even after a crash.
         """
@@ -305,7 +305,7 @@ def _own(descriptor: int) -> bool:
 class SpoolContent:
     """The turns in a spool file, oldest first, and its unreadable lines.
 
-    `ranges` maps the id of each turn and of each unreadable line to its lines in the file. `stale` has the lines of
+    `ranges` maps the id of each turn and of each unreadable line to its lines in the file. `stale`: the lines of
     turns that were already stored, and of turns and unreadable lines that were dropped.
     """
 

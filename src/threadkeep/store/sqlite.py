@@ -302,7 +302,7 @@ async def _open(connector: _Connector) -> aiosqlite.Connection:
 
 
 def _translate(text: object, characters: str, replacements: str) -> str | None:
-    """Replace characters like PostgreSQL's `translate`; no replacement may be one of `characters`."""
+    """Replace characters as PostgreSQL's `translate` does; no replacement may be one of `characters`."""
     if text is None:
         return None
     result = str(text)
@@ -340,7 +340,6 @@ async def _close_opened(connection: aiosqlite.Connection, opening: asyncio.Futur
 
 
 async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
-    """Begin a write transaction, which locks the file."""
     while True:
         try:
             with translated():

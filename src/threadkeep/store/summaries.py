@@ -188,7 +188,7 @@ def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
 
 
 def summary_of(row: Row) -> Summary:
-    """Convert a row to a `Summary`; its columns have the order of the fields."""
+    """Convert a row to a `Summary`; the columns are in the order of the fields."""
     *columns, created_at = row
     values = [*columns, time_of(created_at)]
     return Summary(*values)

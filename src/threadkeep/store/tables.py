@@ -51,7 +51,7 @@ _ANSWER_REACH = 10_000
 _KEYS_AT_ONCE = 500
 _UNINDEXED_AT_ONCE = 1000
 _PAUSE_SECONDS = 0.01
-# The statements that delete a session, in order. SQLite and PostgreSQL each omit those that they do not need.
+# The statements that delete a session, in order. Each database omits the statements that it does not need.
 _DELETION = (
     "hold_runs",
     "delete_runs",
@@ -164,7 +164,7 @@ class TableTranscripts:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
             if not rows:
-                # There are no messages since the reset, so read the marks from the session's row.
+                # There are no messages since the reset, so read the `Marks` from the session's row.
                 found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
                 info = session_of(found[0]) if found else None
                 borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()

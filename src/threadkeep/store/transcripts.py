@@ -161,7 +161,7 @@ class Superseding:
 class Superseded:
     """The number of superseded messages, and their first and last `seq` (0 if there are none).
 
-    `messages` has the messages, oldest first, if `newest` was requested. `by` is the new version as stored.
+    `messages` contains the messages, oldest first, if `newest` was requested. `by` is the new version as stored.
     """
 
     count: int = 0

@@ -34,7 +34,7 @@ class Added:
 
 @dataclass(frozen=True)
 class _Position:
-    """The position of a new run in its tree of runs. If `in_order`, it also gets one in the order of its session."""
+    """The position of a new run in its tree of runs. If `in_order`, it also gets a position in its session."""
 
     root_run_id: str
     depth: int

@@ -64,7 +64,7 @@ def restored(value: Values, texts: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """Return a run's result without its text, which its message has too; None if it has no text or no message id."""
+    """Return a run's result without the text, which its message has too; None if there is no text or message id."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -75,7 +75,7 @@ def short_result(result: Values) -> dict[str, Json] | None:
 
 
 def whole_result(result: Values, texts: Texts) -> dict[str, Json]:
-    """Return a run's result, with its omitted text restored if `texts` has the text."""
+    """Return a run's result, with its omitted text restored if `texts` contains it."""
     whole = restored(result, texts)
     if "text" in whole and "text" not in result and "output" not in whole:
         whole["output"] = {"text": whole["text"]}
@@ -323,7 +323,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete runs with their roots and descendants, but no run that belongs to a session; return the number."""
+        """Delete runs, their roots, and all descendants, except runs that belong to a session; return the number."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 

@@ -150,7 +150,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         error: str | None = None,
         set_aside: bool = False,
     ) -> bool:
-        """Record the end of a run, also in its trace; return False if the owner has lost the run.
+        """Record the end of a run, in its row and in its trace; return False if the owner has lost the run.
 
         Repeating the call changes nothing. `error` is the name of a kind of error, not a message. A run that is
         `set_aside` stays failed until a person retries it.
@@ -323,7 +323,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
                 await self._continue(connection, above)
 
     async def _waiting_above(self, run_id: str) -> list[Run]:
-        """Return the ancestors of a run whose status is `waiting`, the one nearest to the root first."""
+        """Return a run's ancestors with the status `waiting`, the one nearest to the root first."""
         above: list[Run] = []
         run = await self.run(run_id, damaged=True)
         while run is not None and run.parent_run_id is not None:

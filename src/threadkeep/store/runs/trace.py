@@ -188,7 +188,7 @@ class RunTrace:
     ) -> int:
         """Store a group in a transaction that has locked the trace; return the number of the newest event.
 
-        `held` has the rows of the statements from `hold`. If the run `ends`, pack its trace, unless it is too long.
+        `held`: the rows of the statements from `hold`. If the run `ends`, pack its trace, unless it is too long.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
@@ -270,7 +270,7 @@ class RunTrace:
     def whole(self, run_id: str, group: TraceGroup, texts: Mapping[str, str]) -> list[Statement]:
         """Return the statements that store a whole trace in one row, or an empty list if it is too long.
 
-        `texts` has the texts that the same transaction stores in the transcript, by message id. Only the owner of the
+        `texts` maps message ids to the texts that the same transaction stores in the transcript. Only the owner of the
         run may execute the statements, because they replace the stored trace.
         """
         short = [replace(event, data=shortened(event.data, texts)) for event in group.events]
