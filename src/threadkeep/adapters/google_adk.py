@@ -156,7 +156,7 @@ class SessionService(MemoryAdapter, BaseSessionService):
         message = _message(event)
         known = None if message is None else await stored.find(str(message.id))
         if is_in_memory := known is not None and stored_item(_NAME, known) is None:
-            # `MemoryService` has already stored the text as a message, so store the event itself in the note.
+            # `MemoryService` has already stored the text as a message, so store the event itself in the note below.
             message = None
         messages = [] if message is None else [message.with_fields(original={_NAME: item})]
         note = item_message(
@@ -195,7 +195,7 @@ class SessionService(MemoryAdapter, BaseSessionService):
             if await stored.find(f"{_REVISION}{marker}") is None:
                 raise SessionNotFoundError(f"Session {session.id} not found.")
             return int(marker)
-        # The session comes from elsewhere, such as a dump: accept it only if its last event is the newest one.
+        # The session comes from elsewhere, such as a dump: accept it only if its last event is the newest stored one.
         newest = await self._read(session.app_name, session.user_id, session.id)
         if newest is None:
             raise SessionNotFoundError(f"Session {session.id} not found.")
@@ -283,8 +283,8 @@ class MemoryService(MemoryAdapter, BaseMemoryService):
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
         """Return up to 20 messages of the user's sessions that contain the most words of the query.
 
-        Of messages with equally many words, those with rarer words come first. Only the first 12 words of the query and
-        the best 500 messages for each word are used.
+        Among messages with the same number of these words, messages with rarer words come first. Only the first 12
+        words of the query and the best 500 messages for each word are used.
         """
         prefix = _prefix(app_name)
         found: dict[tuple[str, int | None], SearchHit] = {}

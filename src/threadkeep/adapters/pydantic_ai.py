@@ -226,7 +226,7 @@ class Conversations(MemoryAdapter, ConversationStore):
 
 
 def _note(conversation_id: str, revision: str, item: Json) -> Message:
-    """Return the note of a new revision. Its id contains the previous `revision`, so that has only one successor."""
+    """Return the note of a new revision. Its id contains the previous `revision`, so only one writer succeeds."""
     return item_message(_NAME, item, role=None, text="[conversation]", message_id=f"{conversation_id}:{revision}")
 
 

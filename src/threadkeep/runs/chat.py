@@ -167,7 +167,7 @@ class Chat:
     async def close(self, seconds: float) -> None:
         """Accept no more turns, wait up to `seconds` for the running ones, and then cancel the rest.
 
-        Callers of cancelled turns get `Interrupted`. Another process continues the runs that the database records; of
+        Callers of cancelled turns get `Interrupted`. Another process continues the runs that the database records; for
         other runs, the partial answers are stored.
         """
         self._closing = True
@@ -223,7 +223,7 @@ class Chat:
     async def _service(self, session: Session) -> RunService | None:
         """Open and return the service that stores and executes runs; return None if this process cannot have one."""
         pending = self._memory.pending
-        # Limit the wait for locks, because a person waits here.
+        # Limit the wait for locks, because a person is waiting.
         async with session.timeout(pending.wait_seconds):
             with waiting_until(time.monotonic() + pending.wait_seconds):
                 await self._memory.runs.take_lock()
@@ -359,7 +359,7 @@ class Chat:
         )
 
     async def check_free(self, session: Session, message_id: str | None) -> None:
-        """Raise `SessionBusy` if the session has an active run that is no child and does not answer `message_id`."""
+        """Raise `SessionBusy` if the session has an active run, not a child run, that does not answer `message_id`."""
         statuses: tuple[RunStatus, ...] = ("running", "queued")
         for status in statuses:
             found, _ = await self._memory.runs.records.runs(RunQuery(session_id=session.session_id, status=status))

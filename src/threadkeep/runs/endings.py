@@ -188,7 +188,7 @@ class RunEndings:
         """Store an answer and the end of its run in one transaction, with the trace and the model calls.
 
         The database rejects both if another process owns the run or has answered the question. Return False if nothing
-        was stored, or if this is uncertain. Then a caller that still owns the run must store first the answer and then
+        was stored, or if this is uncertain. Then a caller that still owns the run must first store the answer, and then
         the end of the run.
         """
         hold, run, answer = active.hold, active.run, active.hold.answer
@@ -311,7 +311,7 @@ class RunEndings:
         return await self._runs.run(run.run_id, damaged=True)
 
     async def _is_lost(self, run: Run) -> bool:
-        """Return whether another process has certainly taken the run over."""
+        """Return True if it is certain that another process has taken the run over."""
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(self._memory.pending.wait_seconds):
                 current = await self._stored(run)
@@ -339,7 +339,7 @@ class RunEndings:
     async def _keep_progress(self, active: ActiveRun) -> None:
         """Store the checkpoints of a run that are still in memory, so that a retry continues from there.
 
-        The checkpointer may use another database than the run tables. If only that one is down, wait at most
+        The checkpointer may use another database than the run tables. If only this database is down, wait at most
         `keep_progress_seconds`; a retry then continues from an earlier checkpoint.
         """
         now, until = asyncio.get_running_loop().time, None

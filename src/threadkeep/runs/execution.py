@@ -306,7 +306,7 @@ class RunExecution:
     def _id_in(self, namespace: str, chunk: AIMessageChunk) -> str | None:
         """Return the id of the message that a chunk belongs to, if it is known.
 
-        LangChain may add an empty last chunk with another id, which belongs to the message that streams from this node.
+        LangChain may add an empty last chunk with another id. It belongs to the message that this node is streaming.
         """
         streaming = self._streaming.setdefault(namespace, [])
         message_id, is_last = chunk.id, chunk.chunk_position == "last"
@@ -322,7 +322,7 @@ class RunExecution:
         return message_id
 
     def _publish_piece(self, node: str | None, message_id: str | None, chunk: AIMessageChunk) -> None:
-        # A model that does not stream sends one message without a `chunk_position`, which counts as the last chunk.
+        # A model that does not stream sends one message without a `chunk_position`. It counts as the last chunk.
         text, is_last = text_of(chunk), getattr(chunk, "chunk_position", "last") == "last"
         if text or is_last:
             self.stream.publish(RunPiece(self._run.run_id, node, message_id, text, is_last))

@@ -74,7 +74,7 @@ class PendingCheckpoint:
 
     @property
     def is_whole(self) -> bool:
-        """True if the checkpoint can replace earlier ones: it has the whole state, not only deltas of channels."""
+        """True if the checkpoint can replace earlier ones: it contains the whole state, not only deltas of channels."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
 
@@ -105,8 +105,8 @@ class RunProgress(Debounced):
     - If `starts_again` is true, `add` stores nothing, because a crashed run starts from the beginning. `keep` still
       stores everything, for example when the run fails or waits.
     - If `fresh` is true, no earlier execution of the run has made checkpoints.
-    - `first` maps the id of a question to the namespace and the id of the task that asks it, if it is the first
-      question of the task; otherwise to None.
+    - `first` maps the id of each question to None or, if it is the first question of its task, to the namespace and
+      the id of the task.
 
     Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """

@@ -146,8 +146,8 @@ def answer_for(run: Run, value: Json) -> Json:
     """Convert a person's answer to the form that a waiting run needs: for several questions, a map by question id.
 
     Raises:
-        InvalidInput: the run, or its child, asks several questions and the answers are not in a map from their ids, or
-            the map answers only questions that are not asked any more.
+        InvalidInput: the run, or its child, asks several questions, but the answers are not in a map by question id;
+            or the map answers only questions that are not asked any more.
     """
     return _answer_for(run.run_id, interrupts_of(run), value)
 

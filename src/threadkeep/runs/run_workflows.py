@@ -122,7 +122,7 @@ class RunWorkflows:
 class RunPlan:
     """Facts about a workflow, computed once for all its runs in this process.
 
-    `chat` has the name, node and options of the built-in chat if it needs no agent. `at_once`: the options for storing
+    `chat`: the name, node and options of the built-in chat if it needs no agent. `at_once`: the options for storing
     a run's question together with the run; None if it is stored later. `silent`: nodes that do not answer the question.
     """
 
@@ -181,7 +181,7 @@ async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: Ba
 
 
 async def sessions_reached(run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations in which, as the database records, a run has waited for its turn in any process."""
+    """Return the conversations in which a run has waited for its turn in any process, as the database records."""
     found = []
     for name in await memory.runs.positions.of(run.run_id):
         conversation = of_order_name(name)

@@ -43,7 +43,7 @@ class RunTracer(Debounced, Trace):
     """The trace of one run. If the process is killed, the events after the last stored group are lost.
 
     Events are stored in groups: within `seconds` while a caller in this process follows the run, otherwise within
-    `late_seconds`, so that a short run stores its trace only at its end. `lost` is called if another process owns the
+    `late_seconds`. Therefore a short run stores its trace only at its end. `lost` is called if another process owns the
     run.
     """
 
@@ -206,7 +206,7 @@ class ToolTrace(AsyncCallbackHandler):
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """Return the workflow's node in which an event happened, also for an event in a subgraph; None if unknown."""
+    """Return the workflow's node in which an event happened, even if inside a subgraph; None if it is unknown."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 

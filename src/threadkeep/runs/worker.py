@@ -69,7 +69,7 @@ class Worker:
         return run_id in self.active or run_id in self._begun
 
     def holds(self, run_id: str) -> bool:
-        """Return whether this process certainly still owns a run."""
+        """Return True if it is certain that this process still owns a run."""
         active = self.active.get(run_id)
         return active is not None and active.stop is None and self.engine.holds(active.run.root_run_id)
 
@@ -140,7 +140,7 @@ class Worker:
             stream.end()
 
     async def _leaves(self, run_id: str) -> bool:
-        """Return True if this process lacks the workflow of a run, and must leave the run to others; record this."""
+        """Return True if this process must leave a run to others because it lacks the workflow; record this."""
         run = await self._runs.run(run_id, damaged=True)
         if leaves := run is not None and not await self.workflows.may_execute(run):
             await self._runs.note_workflow_gone(run_id)
@@ -153,7 +153,7 @@ class Worker:
             await self.execute_owned(begun)
 
     async def acquire(self, run_id: str) -> ActiveRun | None:
-        """Make this process the owner of a run, which it begins or takes over from a dead process.
+        """Make this process the owner of a run: begin the run, or take it over from a dead process.
 
         Return None if the run is over, must wait, belongs to a live process, or is being executed in this process.
         """

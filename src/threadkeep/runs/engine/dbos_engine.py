@@ -84,7 +84,7 @@ class DbosEngine(Engine):
         return set() if self._queue is None else await self._call(lambda queue: queue.take_from_dead())
 
     def holds(self, run_id: str) -> bool:
-        """Return whether this process certainly still owns a run."""
+        """Return True if it is certain that this process still owns a run."""
         return super().holds(run_id) and self._lease is not None and self._lease.is_fresh()
 
     async def close(self, seconds: float) -> None:
@@ -123,7 +123,7 @@ class DbosEngine(Engine):
             self._calls -= 1
 
     def _watch(self) -> None:
-        """Start a task that stops dbos if its tables have no runs and, in a worker, launches dbos if they have some."""
+        """Start a task that stops dbos if its tables have no runs. In a worker, it launches dbos if they have runs."""
         if not self._closed and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch_records())
 

@@ -276,7 +276,7 @@ def _remove_finished(before: str) -> None:
 
 
 def _silence() -> None:
-    """Silence dbos's logger, which would write to the terminal, with addresses in its messages."""
+    """Silence dbos's logger, which would write messages that contain addresses to the terminal."""
     logger = logging.getLogger("dbos")
     for handler in [one for one in logger.handlers if one.name == _CONSOLE]:
         logger.removeHandler(handler)

@@ -145,7 +145,7 @@ class Engine(ABC):
         return run_id in self._active and self._stops.get(run_id) != "lost"
 
     async def _run(self, run_id: str) -> Ending:
-        """Execute a run, but wait first if the same run is being executed here.
+        """Execute a run. If this process is executing it already, wait for that execution first.
 
         Return `lost` if another process may own the run, `left` if the engine stopped the run, otherwise `done`.
         """
