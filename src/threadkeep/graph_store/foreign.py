@@ -79,7 +79,7 @@ class _StoreWriting:
         return await self._items.get(keys)
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the keys of a namespace that begin with `beginning`."""
+        """Return the keys that begin with `beginning` in a namespace."""
         return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:

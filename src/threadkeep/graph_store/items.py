@@ -52,7 +52,7 @@ class Writing(Readable, Protocol):
     """A locked conversation. Other writers that take the same lock wait until the block of `Items.writing` ends."""
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the keys of a namespace that begin with `beginning`."""
+        """Return the keys that begin with `beginning` in a namespace."""
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
         """Write the metadata and other items, now or when the block ends. None removes an item.
@@ -217,7 +217,7 @@ class _TableWriting:
         return found
 
     async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
-        """Return the keys of a namespace that begin with `beginning`."""
+        """Return the keys that begin with `beginning` in a namespace."""
         parameters = {"prefix": _text(namespace), "pattern": like_pattern(beginning).removeprefix("%")}
         [rows] = await self._fetch([(self._sql["keys"], parameters)])
         return [key for (key,) in rows if key.startswith(beginning)]

@@ -103,7 +103,7 @@ class Compression:
 
 
 def read_size(text: str) -> Size:
-    """Return the size for a setting: `tokens:20000`, `messages:40` or `fraction:0.5`.
+    """Parse a size in a setting, such as `tokens:20000`, `messages:40` or `fraction:0.5`.
 
     Raises:
         ValueError: the text is not a size; the error shows the format.

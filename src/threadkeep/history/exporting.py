@@ -69,7 +69,7 @@ class _Numbering:
         return self.of_seq(seq) > self.of_seq(seq - 1)
 
     def of_seq(self, seq: int) -> int:
-        """Return the exported position of a message, or of the last exported one before it."""
+        """Return the exported position of the message `seq`, or of the last exported message before it."""
         number = bisect_right(self._starts, seq)
         if number == 0:
             return seq

@@ -120,7 +120,7 @@ class TurnWaits(SessionEvent):
 
 
 class HistoryDiffers(SessionEvent):
-    """A client sent earlier messages that are not in the transcript; they were stored as new ones."""
+    """A client sent earlier messages that are not in the transcript; they were stored as new messages."""
 
     messages: int
 

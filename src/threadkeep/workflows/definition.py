@@ -124,7 +124,7 @@ class Workflow:
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        """The names of the nodes for which the cost of a second execution is known (`Node.again`)."""
+        """The names of the nodes whose `Node.again` says what a second execution costs."""
         return frozenset(name for name, node in self.nodes.items() if node.again != "unknown")
 
     @cached_property
