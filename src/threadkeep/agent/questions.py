@@ -37,7 +37,7 @@ def is_question(message: BaseMessage) -> bool:
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the question that a run is answering: the newest block of human messages.
 
-    Return an empty list if only a system message follows the last answer: the agent then speaks without a question.
+    Return an empty list if a system message, but no question, follows the last answer: the agent speaks unasked.
     """
     end = len(messages)
     instructed = False
