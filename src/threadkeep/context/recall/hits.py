@@ -29,7 +29,7 @@ NOBODY: Final = -1
 class TurnColumns:
     """The data of all turns as columns, one list per field. A query reads columns faster than hundreds of objects.
 
-    A turn's position is its index. Empty positions (id "") separate episodes: neighbours are of one episode.
+    A turn's position is its index. Empty positions (id "") keep turns of two episodes from being neighbours.
     """
 
     def __init__(self) -> None:
