@@ -42,6 +42,28 @@ graph.add_node("ask", lambda state: {"messages": [AIMessage(f"You said {interrup
 graph.add_edge(START, "ask")
 """
 
+COUNTING = """
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
+from threadkeep.testing import ScriptedModel
+
+def count(numbers):
+    for number in numbers:
+        get_stream_writer()(number)
+
+async def answer(state):
+    count([0, 1])
+    reply = await ScriptedModel([["It ", "is ", "teal."]]).ainvoke(state["messages"])
+    count([2, 3])
+    return {"messages": [reply]}
+
+graph = StateGraph(MessagesState)
+graph.add_node("answer", answer)
+graph.add_node("after", lambda state: count([4]))
+graph.add_edge(START, "answer")
+graph.add_edge("answer", "after")
+"""
+
 JUDGED = """
 from langgraph.graph import START, MessagesState, StateGraph
 from threadkeep.testing import ScriptedModel
@@ -134,16 +156,24 @@ async def test_events_are_numbered_and_continue_after_a_number(tmp_path: Path) -
     assert everything[-1]["params"]["data"] == {"event": "completed", "graph_name": "chat"}
 
 
-async def test_a_reader_that_changes_services_receives_the_end_of_its_run_once(tmp_path: Path, shared_url: str) -> None:
-    """The last events have the same `seq` in each service, although their earlier events are numbered separately."""
+async def test_a_reader_that_changes_services_receives_the_end_of_its_run_once(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that are in the database have the same `seq` in each service. A message that was read in part is sent again.
+
+    Only the first service streams messages in pieces.
+    """
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"database_url": shared_url, "workflows": "counting=counting:graph"}
     async with (
-        sdk(tmp_path / "a", ScriptedModel([["It ", "is ", "teal."]]), database_url=shared_url) as (_, first),
-        sdk(tmp_path / "b", ScriptedModel([]), database_url=shared_url) as (_, second),
+        sdk(tmp_path / "a", ScriptedModel([]), **options) as (_, first),
+        sdk(tmp_path / "b", ScriptedModel([]), **options) as (_, second),
         asyncio.timeout(HANG_SECONDS),
     ):
-        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("hi")}}
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "counting", "input": asks("hi")}}
         begun = await first.post("/threads/t1/commands", json=command)
-        body: dict[str, Any] = {"channels": ["lifecycle", "messages", "values"]}
+        body: dict[str, Any] = {"channels": ["lifecycle", "messages", "values", "custom"]}
         body["since"] = begun.json()["meta"]["applied_through_seq"]
         whole = await _events(first, body)
         for most in range(1, len(whole)):
@@ -155,6 +185,11 @@ async def test_a_reader_that_changes_services_receives_the_end_of_its_run_once(t
             assert numbers == sorted(set(numbers))
             assert [event["params"]["data"] for event in read[-2:]] == [event["params"]["data"] for event in whole[-2:]]
             assert numbers[-2:] == [event["seq"] for event in whole[-2:]]
+            counted = [event["params"]["data"]["payload"] for event in read if event["method"] == "custom"]
+            assert counted == [0, 1, 2, 3, 4]
+            begun_here = await _events(first, body, most=most)
+            rest = await _events(second, {**body, "since": begun_here[-1]["seq"]})
+            assert _assembled([*begun_here, *rest]) == "It is teal."
 
 
 @pytest.mark.parametrize("answer", ["cancel", "resume"])
@@ -676,6 +711,18 @@ async def _turn(langgraph: LangGraphClient, **given: Any) -> Any:
     async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="chat") as stream:
         await stream.run.start(**given)
         return await stream.output
+
+
+def _assembled(events: list[dict[str, Any]]) -> str:
+    """Return the text of the only message, which each `message-start` begins again."""
+    text = ""
+    for event in events:
+        data = event["params"]["data"]
+        if event["method"] == "messages" and data["event"] == "message-start":
+            text = ""
+        elif event["method"] == "messages" and data["event"] == "content-block-delta":
+            text += data["delta"]["text"]
+    return text
 
 
 async def _events(

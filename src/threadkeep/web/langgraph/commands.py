@@ -167,7 +167,7 @@ _FAILURES = documented(400, 404, 413, 422, 503)
 router = APIRouter(prefix="/threads/{thread_id}", tags=["langgraph"], route_class=EncodedPathRoute, responses=_FAILURES)
 
 _EXAMPLE = (
-    'event: message\nid: 1\ndata: {"type": "event", "event_id": "…-0", "seq": 16777217, "method": "lifecycle", '
+    'event: message\nid: 1\ndata: {"type": "event", "event_id": "…-0", "seq": 1073741825, "method": "lifecycle", '
     '"params": {"namespace": [], "timestamp": 1767225600000, "data": {"event": "running"}}}\n\n'
 )
 _STREAM = streamed(_EXAMPLE, "The events of the thread's runs, until the client or the service closes the stream.")

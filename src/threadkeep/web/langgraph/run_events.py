@@ -31,12 +31,18 @@ from threadkeep.web.streams import json_event
 INTERRUPTS = "__interrupt__"
 TUPLES, MESSAGES = "messages-tuple", "messages"
 
+_FINISH = 3
+"""The number of events before the finish of a message whose text is sent in one piece: two starts and a piece."""
+
 type Part = tuple[str, Any]
 type ProtocolEvent = dict[str, Any]
 type ReadState = Callable[[Run], Awaitable[ThreadStateBody | None]]
 
-_SEQ_BITS = 24
+_SEQ_BITS = 30
 """The number of low bits of an event's `seq` that number the events of a run. The high bits have the run's number."""
+
+_TRACE_BITS = 14
+"""The number of low bits that number the events between two events of the trace, such as the pieces of a message."""
 
 _END_SEQ = 1 << (_SEQ_BITS - 1)
 """The low bits after which the last events of a run are numbered, so that they have the same `seq` in all processes."""
@@ -72,6 +78,7 @@ class RunEvents:
         self._seq = seq_base(run)
         self._stream_id = uuid4().hex
         self._after = 0
+        self._has_pieces = False
         self._open: dict[str, _OpenMessage] = {}
         self._usages: dict[object, dict[str, int]] = {}
         self._spoken: set[str] = set()
@@ -88,6 +95,10 @@ class RunEvents:
             if self.ended or self.paused or self.failed:
                 return
             await change.wait()
+
+    def has_sent(self, seq: int) -> bool:
+        """Return True if this process streams the messages in pieces, and has streamed them up to the event `seq`."""
+        return self._has_pieces and any(event["seq"] == seq for event in self.events)
 
     def was_resumed(self, run: Run) -> bool:
         """Return True if the events are still paused although a person has answered the question of the run."""
@@ -117,13 +128,19 @@ class RunEvents:
             async for followed in self._runs.follow(self.run.run_id, after=self._after):
                 match followed:
                     case RunPiece():
+                        self._has_pieces = True
                         self._add_piece(followed)
                     case RunEvent():
                         self._after = followed.number
+                        self._number_traced(0)
                         self._add_traced(followed)
                     case Run():
                         await self._add_end(followed)
         self._signal()
+
+    def _number_traced(self, index: int) -> None:
+        """Number the next event by the newest event of the trace, which has the same number in all processes."""
+        self._seq = max(self._seq, seq_base(self.run) + min(self._after << _TRACE_BITS, _END_SEQ // 2) + index)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, ThreadkeepError):
@@ -161,6 +178,7 @@ class RunEvents:
         self._spoken.add(message_id)
         if (message := self._open.pop(message_id, None)) is None:
             return
+        self._number_traced(_FINISH)
         content = {"type": "text", "text": message.text}
         self._add_spoken(message, {"event": "content-block-finish", "index": 0, "content": content})
         usage = self._usages.pop(message_id, None)

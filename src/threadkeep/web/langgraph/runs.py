@@ -36,7 +36,7 @@ router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute, responses=d
 _STARTING = documented(400, 409, 413)
 _EXAMPLE = (
     'event: metadata\ndata: {"run_id": "0199…", "thread_id": "session-123", "attempt": 1}\n\n'
-    'id: 16777219\nevent: values\ndata: {"messages": [{"type": "human", "content": "Hello"}]}\n\n'
+    'id: 1073741826\nevent: values\ndata: {"messages": [{"type": "human", "content": "Hello"}]}\n\n'
     'event: end\ndata: {"run_id": "0199…", "status": "success"}\n\n'
 )
 _STREAM = streamed(_EXAMPLE, "The events of the run.")
@@ -356,7 +356,7 @@ async def _join(
     if after > last_seq(run):
         after = 0  # no event of this run has this id
     events = await asked.events(run)
-    elsewhere = after > (events.events[-1]["seq"] if events.events else 0)
+    elsewhere = after > 0 and not events.has_sent(after)
     events.number_after(after)
     chosen = ["values" if mode in ("", "run_modes") else mode for mode in modes or [""]]
     parts = encoded_parts(events, chosen, after=after, whole=elsewhere)
