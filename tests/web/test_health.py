@@ -21,6 +21,12 @@ from threadkeep.store.migrations import known_migrations
 from threadkeep.testing import ScriptedModel
 from threadkeep.web import service
 
+PARENT = """\
+schema: 1
+name: parent
+nodes:
+  help: {kind: subworkflow, workflow: chat, session: true, next: end}
+"""
 _SCHEMA = known_migrations("sqlite")[-1][0]
 
 
@@ -133,10 +139,14 @@ async def test_operations_of_the_service_count_as_http(tmp_path: Path) -> None:
     assert not any('channel="other"' in line for line in counted if "_created" not in line)
 
 
-async def test_runs_of_the_command_line_count_as_other(tmp_path: Path) -> None:
-    async with open_app(settings_for(tmp_path)) as app, client_of(app) as client:
+@pytest.mark.parametrize("workflow", ["chat", "parent"])
+async def test_runs_of_the_command_line_count_as_other(tmp_path: Path, workflow: str) -> None:
+    """Their child runs do, too."""
+    (tmp_path / "parent.yaml").write_text(PARENT)
+    settings = settings_for(tmp_path, workflows=str(tmp_path / "parent.yaml"))
+    async with open_app(settings) as app, client_of(app) as client:
         service = await app.runs.service()
-        submitted = await service.submit(RunRequest(workflow="chat", text="hi", session_id="s1", trigger="cli"))
+        submitted = await service.submit(RunRequest(workflow=workflow, text="hi", session_id="s1", trigger="cli"))
         assert (await service.result(submitted.run_id)).status == "done"
         lines = (await client.get("/metrics")).text.splitlines()
     counted = [

@@ -263,11 +263,11 @@ class Worker:
 
     async def _execute(self, active: ActiveRun) -> Outcome | None:
         run, context = active.run, self._context.copy()
-        if run.trigger != "child":
-            # Events name the channel of their run; a child keeps the channel of its parent.
-            channel: Channel = "http" if run.trigger == "http" else "other"
-            work_for(channel)
-            context.run(work_for, channel)
+        # Events name the channel of their run; a child has the channel of the run at the top.
+        above = self.active.get(run.root_run_id, active)
+        channel: Channel = "http" if above.run.trigger == "http" else "other"
+        work_for(channel)
+        context.run(work_for, channel)
         if run.cancel_requested_at is not None:
             return await self._endings.end(active, Outcome("cancelled"))
         active.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
