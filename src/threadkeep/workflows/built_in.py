@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
@@ -44,9 +44,7 @@ type AskModel = Callable[[BaseChatModel, list[BaseMessage]], Awaitable[AIMessage
 class ChatNode(AgentNode):
     """The agent of the built-in chat. Its prompt is literal text from the settings, not a template."""
 
-    def templates(self) -> Iterable[tuple[str, str]]:
-        """Return no templates, because the prompt is literal text."""
-        return ()
+    template_options = ()
 
     def system_message(self, state: WorkflowState) -> SystemMessage | None:
         """Return a message with the prompt and any text that the person quotes in a reply; None if both are empty."""

@@ -20,6 +20,7 @@ router = APIRouter(tags=["langgraph"])
 
 AssistantId = Annotated[str, Path(max_length=200, description="The name of a workflow.")]
 
+_OF_ONE: dict[str, Any] = {"responses": documented(404, 422), "openapi_extra": PUBLIC}
 _LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -103,31 +104,19 @@ async def count_assistants(app: AppInUse, body: AssistantSearchBody | None = Non
     return sum(_matches(AssistantBody.of(one), asked) for one in app.workflows.all())
 
 
-@router.get(
-    "/assistants/{assistant_id}", summary="See an assistant", responses=documented(404, 422), openapi_extra=PUBLIC
-)
+@router.get("/assistants/{assistant_id}", summary="See an assistant", **_OF_ONE)
 async def get_assistant(assistant_id: AssistantId, app: AppInUse) -> AssistantBody:
     """Return a workflow in the format of an assistant."""
     return AssistantBody.of(app.workflows.get(assistant_id))
 
 
-@router.get(
-    "/assistants/{assistant_id}/schemas",
-    summary="See the schemas of an assistant",
-    responses=documented(404, 422),
-    openapi_extra=PUBLIC,
-)
+@router.get("/assistants/{assistant_id}/schemas", summary="See the schemas of an assistant", **_OF_ONE)
 async def get_schemas(assistant_id: AssistantId, app: AppInUse) -> SchemasBody:
     """Return the schemas of input, output and state, which are the same for all workflows."""
     return SchemasBody(graph_id=app.workflows.get(assistant_id).name)
 
 
-@router.get(
-    "/assistants/{assistant_id}/graph",
-    summary="See the graph of an assistant",
-    responses=documented(404, 422),
-    openapi_extra=PUBLIC,
-)
+@router.get("/assistants/{assistant_id}/graph", summary="See the graph of an assistant", **_OF_ONE)
 async def get_graph(assistant_id: AssistantId, app: AppInUse) -> dict[str, Any]:
     """Return the nodes and edges of a workflow."""
     graph = Compiler(checkpointer=None, store=None).compiled(app.workflows.get(assistant_id)).get_graph()

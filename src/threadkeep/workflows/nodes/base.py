@@ -171,6 +171,7 @@ class Node(BaseModel):
     repetition: ClassVar[Again] = "unknown"
     """The cost of executing any node of this class again."""
     speaks: ClassVar[bool] = False
+    template_options: ClassVar[tuple[str, ...]] = ()
     """True if the node adds an assistant message to the state."""
 
     @property
@@ -179,8 +180,9 @@ class Node(BaseModel):
         return self.repetition
 
     def templates(self) -> Iterable[tuple[str, str]]:
-        """Return the names and the texts of the options that are templates."""
-        return ()
+        """Return the names and the texts of the options that are templates, without options that are not set."""
+        given = [(name, getattr(self, name)) for name in self.template_options]
+        return [(name, text) for name, text in given if text is not None]
 
     def targets(self) -> Mapping[str, str]:
         """Map each next node that this node may choose to a label for drawings; empty if edges decide instead."""

@@ -43,6 +43,7 @@ class CategorizerNode(AskingNode):
     """
 
     node_kind: ClassVar[NodeKind] = "categorizer"
+    template_options: ClassVar[tuple[str, ...]] = ("system_prompt",)
     repetition: ClassVar[Again] = "a model call"
 
     categories: tuple[Category, ...] = Field(min_length=1, max_length=50, description="The categories.")
@@ -58,10 +59,6 @@ class CategorizerNode(AskingNode):
         if len(set(names)) < len(names):
             raise ValueError("Two categories have the same name; rename one.")
         return self
-
-    def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the option `system_prompt`, which is a template."""
-        yield "system_prompt", self.system_prompt
 
     def targets(self) -> Mapping[str, str]:
         """Map each next node to the names of its categories; the name for the default is `else`."""

@@ -6,7 +6,7 @@ If the memory is unavailable, the run continues, and the node reports the failur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from typing import ClassVar, Literal
 
@@ -87,17 +87,13 @@ class RememberNode(KnowledgeNode):
     """
 
     node_kind: ClassVar[NodeKind] = "remember"
+    template_options: ClassVar[tuple[str, ...]] = ("key", "value")
 
     key: str = Field(min_length=1, description="The key of the fact; a template.")
     value: str = Field(min_length=1, description="The value of the fact; a template. An empty text is not stored.")
     about: ScopeKind = Field("user", description="The scope of the fact: the run's user, workspace or session.")
     fact_kind: FactKind | None = Field(None, description="The fact's kind; by default world_knowledge for a new fact.")
     confidence: float = Field(1.0, ge=0, le=1, description="The confidence, from 0 to 1.")
-
-    def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the options `key` and `value` with their texts, which are templates."""
-        yield "key", self.key
-        yield "value", self.value
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Store the fact. If it is not stored, the node's result has the reason."""
@@ -148,6 +144,7 @@ class RecallNode(KnowledgeNode):
     """A node that searches for facts, episodes or procedures that are relevant to a question."""
 
     node_kind: ClassVar[NodeKind] = "recall"
+    template_options: ClassVar[tuple[str, ...]] = ("query",)
 
     query: str | None = Field(None, description="The query, instead of the question; a template.")
     memory: tuple[MemoryKind, ...] = Field(
@@ -157,11 +154,6 @@ class RecallNode(KnowledgeNode):
         SCOPE_KINDS, min_length=1, max_length=3, description="The scopes: session, workspace, user."
     )
     limit: int = Field(10, ge=1, le=100, description="The maximum number of results of each kind.")
-
-    def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the option `query` and its text, which is a template, if it is set."""
-        if self.query is not None:
-            yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Search the kinds of knowledge that the option `memory` lists; after a failure, return the results so far."""

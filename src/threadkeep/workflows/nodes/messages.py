@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage
@@ -128,6 +128,8 @@ class AppendMessageNode(Node, ConversationFields):
     """
 
     node_kind: ClassVar[NodeKind] = "append_message"
+    # The option `session` is a template too, but other placeholders are allowed in it.
+    template_options: ClassVar[tuple[str, ...]] = ("text",)
 
     text: str = Field(min_length=1, description="The message; a template.")
     role: Literal["assistant", "system"] = Field("assistant", description="The role of the message.")
@@ -145,10 +147,6 @@ class AppendMessageNode(Node, ConversationFields):
         if self.session is not None and self.use_graph_chat_history:
             raise ValueError("A message goes to a session or to a conversation in the graph's store; leave one out.")
         return self
-
-    def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the option `text`. The option `session` is a template too, but other placeholders are allowed in it."""
-        yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Store the message and add it to the run's messages; do neither if its text is blank."""
@@ -224,14 +222,11 @@ class TemplateNode(Node):
     """A node that renders a template, for use by later nodes or as a message of the run."""
 
     node_kind: ClassVar[NodeKind] = "template"
+    template_options: ClassVar[tuple[str, ...]] = ("text",)
     repetition: ClassVar[Again] = "nothing"
 
     text: str = Field(min_length=1, description="The text; a template.")
     as_message: bool = Field(False, description="True to add the text as an assistant message of the run.")
-
-    def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the option `text`, which is a template."""
-        yield "text", self.text
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Render the text; with `as_message`, also add it as an assistant message unless it is blank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, ClassVar, Final
 
@@ -81,6 +81,7 @@ class RetrieveNode(Node):
 
     node_kind: ClassVar[NodeKind] = "retrieve"
     repetition: ClassVar[Again] = "nothing"
+    template_options: ClassVar[tuple[str, ...]] = ("query",)
 
     retriever: Reference | SkipJsonSchema[Annotated[BaseRetriever, PythonOnly()]] = Field(
         description="Import string of a LangChain retriever, or of a function that returns one."
@@ -89,11 +90,6 @@ class RetrieveNode(Node):
     recent_messages: int = Field(4, ge=0, le=50, description="The number of messages before the question in the query.")
     max_passages: int = Field(8, ge=1, le=100, description="The maximum number of passages.")
     timeout_seconds: float = Field(5.0, gt=0, description="The time limit of the retriever in seconds.")
-
-    def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the query, which is a template, if it is set."""
-        if self.query is not None:
-            yield "query", self.query
 
     async def run(self, step: Step, state: WorkflowState) -> WorkflowState:
         """Query the retriever; report a failure and return no passages."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -116,6 +116,7 @@ class SpeakingNode(AskingNode):
     """
 
     speaks: ClassVar[bool] = True
+    template_options: ClassVar[tuple[str, ...]] = ("system_prompt", "input")
 
     max_output_tokens: int | None = Field(None, ge=1, description="Tokens that are reserved for the reply.")
     compression: NodeCompression | Literal[False] | None = Field(
@@ -153,12 +154,6 @@ class SpeakingNode(AskingNode):
         if self.compression.model is not None:
             summarizer = ModelSummarizer(step.model(self.compression.model), timeout_seconds=self.timeout_seconds)
         return self.compression.options(summarizer)
-
-    def templates(self) -> Iterable[tuple[str, str]]:
-        """Yield the options `system_prompt` and, if it is set, `input`. Both are templates."""
-        yield "system_prompt", self.system_prompt
-        if self.input is not None:
-            yield "input", self.input
 
     def turn_options(self, step: Step) -> TurnOptions:
         """Return the options of the node's turn: the options of the service, changed by the options of this node."""
