@@ -159,9 +159,9 @@ async def test_events_are_numbered_and_continue_after_a_number(tmp_path: Path) -
 async def test_a_reader_that_changes_services_receives_the_end_of_its_run_once(
     tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Events that are in the database have the same `seq` in each service. A message that was read in part is sent again.
+    """Events that are in the database have the same `seq` in each service.
 
-    Only the first service streams messages in pieces.
+    A message that was read in part is sent again. Only the first service streams messages in pieces.
     """
     (tmp_path / "counting.py").write_text(COUNTING)
     monkeypatch.syspath_prepend(tmp_path)

@@ -374,6 +374,39 @@ async def test_a_repeated_answer_to_an_interrupt_answers_no_other(
     assert texts(done)[-1] == ("ai", "You said ('yes', {'at': 9}).")
 
 
+async def test_an_answer_reaches_the_run_that_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_url: str
+) -> None:
+    """Of two waiting runs, an answer without the id of an interrupt reaches the newest.
+
+    A message beside an answer is refused.
+    """
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"workflows": "asking=asking:graph", "database_url": shared_url}
+    async with sdk(tmp_path, ScriptedModel([]), **settings) as (langgraph, client), asyncio.timeout(HANG_SECONDS):
+        asked: list[Any] = [await langgraph.runs.wait("t1", "asking", input=asks(text)) for text in ("one", "two")]
+        ids = [values["__interrupt__"][0]["id"] for values in asked]
+        shown = (await langgraph.threads.get("t1"))["interrupts"].values()
+        assert [[one["id"] for one in found] for found in shown] == [[ids[1]], [ids[0]]]
+        answer: Any = {"resume": {ids[0]: "first"}}
+        with pytest.raises(UnprocessableEntityError, match="command"):
+            await langgraph.runs.create("t1", "asking", input=asks("three"), command=answer)
+        done = await langgraph.runs.wait("t1", "asking", input={}, command=answer)
+        assert texts(done)[-1] == ("ai", "You said first.")
+        asked = [await langgraph.runs.wait("t1", "asking", input=asks("three"))]
+        params = {"interrupt_id": ids[1], "response": "second"}
+        body = {"id": 1, "method": "input.respond", "params": params}
+        assert (await client.post("/threads/t1/commands", json=body)).json()["type"] == "success"
+        await langgraph.runs.wait("t1", "asking", command={"resume": "third"})
+        state: Any = await langgraph.threads.get_state("t1")
+    assert {text for kind, text in texts(state["values"]) if kind == "ai"} == {
+        "You said first.",
+        "You said second.",
+        "You said third.",
+    }
+
+
 async def test_an_answer_to_several_interrupts_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer without the ids of several interrupts is refused with the ids.
 

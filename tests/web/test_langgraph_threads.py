@@ -301,6 +301,21 @@ async def test_old_threads_are_found_by_id_and_on_later_pages(tmp_path: Path, mo
         assert await ids(sort_by="thread_id", sort_order="asc") == ["c", "d"]
 
 
+async def test_threads_are_found_by_a_part_of_their_metadata(tmp_path: Path) -> None:
+    """Nested objects and lists need to contain the wanted values only, as on LangGraph's server."""
+    async with sdk(tmp_path, ScriptedModel([])) as (langgraph, client):
+        stored = {"order": {"id": 1, "items": [{"sku": "a", "count": 2}, {"sku": "b"}]}, "open": True}
+        await client.post("/threads", params={"user_id": "u1"}, json={"thread_id": "t1", "metadata": stored})
+        found: list[dict[str, Any]] = [
+            {"order": {"id": 1}},
+            {"order": {"items": [{"sku": "b"}]}, "open": True},
+            {"order": {}},
+        ]
+        missing: list[dict[str, Any]] = [{"order": {"id": 2}}, {"order": {"id": True}}, {"open": 1}, {"no": None}]
+        results = [await langgraph.threads.search(metadata=wanted) for wanted in (*found, *missing)]
+    assert [len(one) for one in results] == [1, 1, 1, 0, 0, 0, 0]
+
+
 async def test_a_search_reads_only_the_runs_of_threads_with_its_metadata(
     tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,12 +215,12 @@ class Commands:
         return {"run_id": run.run_id}
 
     async def _respond(self, params: Mapping[str, Json]) -> dict[str, Any]:
-        waiting = (await self._thread()).waiting
-        if waiting is None:
-            raise InvalidInput("No run of this thread waits for a person.")
         given = params.get("responses")
         answers = given if isinstance(given, list) else [params]
         values = {str(one.get("interrupt_id")): one.get("response") for one in answers if isinstance(one, Mapping)}
+        waiting = (await self._thread()).waiting(values)
+        if waiting is None:
+            raise InvalidInput("No run of this thread waits for a person.")
         asked = [one.id for one in questions(waiting)]
         if not values or not set(values) <= set(asked):
             raise InvalidInput(f"interrupt_id must name a question of run {waiting.run_id!r}: {', '.join(asked)}.")

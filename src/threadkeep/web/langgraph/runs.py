@@ -73,7 +73,8 @@ class ThreadRuns:
         """Start a run or, with a command, answer or end the waiting run. Return the run and how many events it has.
 
         Raises:
-            InvalidInput: the body has an unsupported option, or a command although no run of its assistant waits.
+            InvalidInput: the body has an unsupported option, or a command although no run of its assistant waits, or a
+                command and a message.
         """
         body.check()
         if self.thread_id is None and body.on_completion == "keep":
@@ -86,9 +87,13 @@ class ThreadRuns:
         if body.command is None:
             submitted = await start_run(self.app, self.thread_id, start, mode=mode)
             return await runs.run(submitted.run_id), 0
+        if start.text:
+            raise InvalidInput("A message beside `command` would be lost; send it as the next run, without `command`.")
         if self.thread_id is None:
             raise InvalidInput("`command` answers a run that waits in a thread; send it to /threads/{thread_id}/runs.")
-        waiting = (await find_thread(self.app, self.thread_id, user_id=start.user_id)).waiting
+        resume = body.command.get("resume")
+        thread = await find_thread(self.app, self.thread_id, user_id=start.user_id)
+        waiting = thread.waiting(resume if isinstance(resume, dict) else ())
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
         if body.assistant_id != waiting.workflow:

@@ -231,7 +231,9 @@ class RunCreateBody(
     assistant_id: str = Field(min_length=1, max_length=200, description="The name of a workflow.")
     input: JsonValue = Field(None, description="`messages`, and other inputs of the workflow.")
     command: dict[str, JsonValue] | None = Field(
-        None, description="`resume`: the answer to a waiting run. `goto` `__end__`: cancel the waiting run."
+        None,
+        description="`resume`: the answer to a waiting run. `goto` `__end__`: cancel the waiting run. `input`, "
+        "`metadata`, `context` and `multitask_strategy` have no effect beside it; a new message is refused.",
     )
     stream_mode: Annotated[list[StreamMode], Field(max_length=20)] | StreamMode | None = Field(
         None, description="`values` (default), `updates`, `messages`, `messages-tuple`, `custom`, `checkpoints`."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -122,17 +122,18 @@ class Thread:
         """The newest run, or None if the thread has no run."""
         return self.runs[0] if self.runs else None
 
-    @property
-    def waiting(self) -> Run | None:
-        """The newest run that waits for a person, or None if none waits."""
-        return next((run for run in self.runs if run.status == "waiting"), None)
+    def waiting(self, ids: Collection[str] = ()) -> Run | None:
+        """Return the newest run that waits for an answer to a question of `ids`, or else the newest that waits."""
+        waiting = [run for run in self.runs if run.status == "waiting"]
+        named = [run for run in waiting if any(one.id in ids for one in questions(run))]
+        return next(iter(named + waiting), None)
 
     @property
     def status(self) -> ThreadStatus:
         """The status of the thread, derived from its newest runs."""
         if any(run.status in ("queued", "running") for run in self.runs):
             return "busy"
-        if self.waiting is not None:
+        if self.waiting() is not None:
             return "interrupted"
         return "error" if self.newest is not None and self.newest.status == "failed" else "idle"
 
@@ -243,7 +244,6 @@ def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> Thread
         metadata = {"title": info.title, "tags": list(info.tags), **info.metadata, "user_id": info.user_id}
     if newest is not None:
         metadata |= {"graph_id": newest.workflow, "assistant_id": newest.workflow}
-    waiting = thread.waiting
     return ThreadBody(
         thread_id=thread.thread_id,
         created_at=info.created_at if info is not None else min(moments),
@@ -251,7 +251,7 @@ def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> Thread
         metadata=metadata,
         status=thread.status,
         values=values,
-        interrupts={} if waiting is None else {waiting.run_id: questions(waiting)},
+        interrupts={run.run_id: questions(run) for run in thread.runs if run.status == "waiting"},
     )
 
 
@@ -284,7 +284,7 @@ def seq_of(named: object) -> int | None:
 
 def _states(thread: Thread, messages: Sequence[Message], *, newest: bool) -> Iterator[ThreadStateBody]:
     """Yield the states at the ends of turns, newest first. If `newest`, the first has the waiting run's questions."""
-    waiting = thread.waiting if newest else None
+    waiting = thread.waiting() if newest else None
     ends, shown = _turn_ends(messages), [message_json(one) for one in messages]
     for step in range(len(ends) - 1, -1, -1):
         seq, asked = ends[step], questions(waiting) if waiting is not None else []

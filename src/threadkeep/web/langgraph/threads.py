@@ -390,12 +390,21 @@ async def _named(app: App, user_id: str | None, ids: Sequence[str]) -> AsyncGene
 def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
     if body.status is not None and thread.status != body.status:
         return False
-    for name, value in (body.metadata or {}).items():
-        if name in _WORKFLOW_NAMES and name not in thread.metadata:
-            continue  # its runs were deleted, and with them the name of its workflow, so accept any name
-        if thread.metadata.get(name) != value:
-            return False
-    return True
+    # If its runs were deleted, and with them the name of its workflow, accept any name.
+    known = thread.metadata.keys()
+    wanted = {name: one for name, one in (body.metadata or {}).items() if name not in _WORKFLOW_NAMES or name in known}
+    return _contains(thread.metadata, wanted)
+
+
+def _contains(stored: Json, wanted: Json) -> bool:
+    """Return True if a value of the metadata contains `wanted`, as PostgreSQL's operator `@>` on JSON decides."""
+    if isinstance(wanted, Mapping):
+        return isinstance(stored, Mapping) and all(
+            name in stored and _contains(stored[name], value) for name, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(stored, list) and all(any(_contains(one, each) for one in stored) for each in wanted)
+    return stored == wanted and isinstance(stored, bool) == isinstance(wanted, bool)
 
 
 async def _ends_of(thread: Thread) -> dict[str, Json]:
