@@ -97,7 +97,7 @@ class Requests:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
+        """Serve a request, and respond to a `ProblemRaised` with its problem document."""
         try:
             with ExitStack() as request:
                 _request.set(request)

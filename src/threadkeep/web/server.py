@@ -63,7 +63,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """The counted bytes of the request line and headers, while headers are being received."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection. If too many are open, close an idle one, or reject this one with 503."""
+        """Accept a connection. If too many are open, close an idle connection, or reject the new one with 503."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections and not self._close_idle():
             transport.write(_TOO_MANY)

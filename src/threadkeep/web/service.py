@@ -259,7 +259,7 @@ async def serve(settings: Settings, announce: Callable[[str], object] = _print) 
 async def _work(app: App) -> None:
     """Start executing queued runs and runs of dead processes. Retry until the database responds.
 
-    Any other error of Threadkeep is logged, and the process continues without executing such runs.
+    Any other error of Threadkeep is logged, and the process continues, but does not execute these runs.
     """
     try:
         await retry_until_available(app.runs.service)

@@ -51,7 +51,7 @@ async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> Cha
 
 
 async def answer_of(turn: ChatTurn) -> ChatResponseBody:
-    """Wait for the answer of a turn. If the turn fails, the error has the ids with which to send the message again."""
+    """Wait for the answer of a turn. If the turn fails, the error has the ids for sending the message again."""
     try:
         answer = await turn.answer()
     except (ModelCallFailed, RunFailed, RunWaits, Interrupted, StoreUnavailable) as error:

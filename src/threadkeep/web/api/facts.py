@@ -154,7 +154,7 @@ async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: UserId = Non
 async def decide_proposal(
     proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: UserId = None
 ) -> ProposalView:
-    """Accept an open or rejected proposal, reject an open one, or undo an acceptance (the fact's old value returns)."""
+    """Accept an open or rejected proposal, reject an open one, or undo an acceptance. Undo restores the old value."""
     proposals = app.memory.proposals
     verbs = {"accept": proposals.accept, "reject": proposals.reject, "undo": proposals.undo}
     return ProposalView.of(await verbs[decision.decision](proposal_id, by=decision.by, user_id=user_id))

@@ -88,7 +88,7 @@ async def forget_person(person_id: PersonId, app: AppInUse, user_id: UserId = No
 
 @router.post("/{person_id}/merge", summary="Merge two persons", responses=_WRITING)
 async def merge_persons(person_id: PersonId, merge: MergeInput, app: AppInUse) -> Person:
-    """Merge a person into another, and return the latter with the ids of both. No data moves, so this can be undone."""
+    """Merge a person into another person, who gets the ids of both. No data moves, so the merge can be undone."""
     return await app.memory.persons.merge(person_id, merge.into)
 
 

@@ -275,7 +275,7 @@ async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = 
 async def put_retention(
     session_id: SessionId, limits: RetentionBody, app: AppInUse, user_id: UserId = None
 ) -> SessionRetention:
-    """Set a session's own limits instead of those in the service's settings; `{}` keeps all messages permanently.
+    """Set a session's own limits. They replace the limits in the settings; `{}` keeps all messages permanently.
 
     Messages beyond the limits are archived or deleted in the service's next retention pass, not by this request.
     """

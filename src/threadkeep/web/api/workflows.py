@@ -30,7 +30,7 @@ class WorkflowSummary(_Described):
 
 
 class WorkflowList(BaseModel):
-    """All workflows."""
+    """The list of all workflows."""
 
     workflows: list[WorkflowSummary]
 
@@ -68,7 +68,7 @@ class KeyRequestBody(
 
 
 class ExplainedKeys(BaseModel):
-    """For each agent of a workflow, the key under which it would store the conversation."""
+    """The keys under which the agents of a workflow would store the conversation."""
 
     workflow: str
     agents: list[KeyExplanation]

@@ -126,7 +126,7 @@ class Column:
 
     @property
     def total(self) -> float:
-        """The height of the column."""
+        """The height of the column, which is the sum of its parts."""
         return sum(self.parts.values())
 
 

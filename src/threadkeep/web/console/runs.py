@@ -1,4 +1,4 @@
-"""Pages of runs: the list, and one run with its parents and children, its events (also live), and forms."""
+"""Pages of runs: the list, and one run with its parents and children, its events (updated live), and forms."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ async def list_thread_runs(
 
 @router.get("/threads/{thread_id}/runs/{run_id}", summary="See a run of a thread")
 async def get_thread_run(asked: RunsInThread, run_id: RunId) -> ThreadRunBody:
-    """Return a run."""
+    """Return a run of a thread."""
     return ThreadRunBody.of(await asked.run(run_id))
 
 

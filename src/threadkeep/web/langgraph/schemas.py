@@ -45,7 +45,7 @@ type ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 
 
 class CheckpointBody(BaseModel, json_schema_serialization_defaults_required=True):
-    """A checkpoint of a thread. Each turn has one at its end."""
+    """A checkpoint of a thread. There is a checkpoint at the end of each turn."""
 
     thread_id: str
     checkpoint_ns: str = ""

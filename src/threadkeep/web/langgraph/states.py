@@ -166,7 +166,7 @@ async def newest_runs(
 
 
 async def runs_of(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
-    """Return a thread's newest 20 runs, and also its newest waiting run, even if it is older."""
+    """Return a thread's newest 20 runs. If none of them waits for a person, add the newest run that does."""
     found = await newest_runs(runs, thread_id, user_id=user_id)
     if len(found) == _RUNS and not any(run.status == "waiting" for run in found):
         found += await newest_runs(runs, thread_id, user_id=user_id, status="waiting", limit=1)

@@ -127,7 +127,7 @@ async def _visible[T](
     read: _ReadPage[T],
     namespace_of: Callable[[T], Sequence[str]],
 ) -> Sequence[T]:
-    """Return a page of items or namespaces. Leave out the namespaces in which conversations are stored."""
+    """Return a page of items or namespaces. Leave out namespaces that store conversations."""
     hidden, found, position = await _history_roots(app), list[T](), 0
     if prefix := asked.namespace_prefix if isinstance(asked, SearchItemsBody) else asked.prefix:
         return [] if prefix[0] in hidden else await read(asked.limit, asked.offset)

@@ -40,7 +40,7 @@ _FAILED: ProtocolEvent = {
 
 @dataclass(frozen=True)
 class EventChoice:
-    """A client's choice of events: in `channels`, with a `seq` above `since`. Without `at_root`, it chose none."""
+    """The events that a client wants: in `channels`, with a `seq` above `since`. Without `at_root`, it wants none."""
 
     channels: frozenset[str]
     since: int | None
@@ -182,7 +182,7 @@ class ThreadEvents:
 
 
 def thread_events_of(service: FastAPI) -> ThreadEvents:
-    """Return the registry from which a service streams the events of all threads."""
+    """Return a service's registry of collected runs, which provides the event streams of threads."""
     if not hasattr(service.state, "thread_events"):
         service.state.thread_events = ThreadEvents(service.state.app)
     return cast("ThreadEvents", service.state.thread_events)
