@@ -84,7 +84,7 @@ async def show_context(
 
 
 def preview_options(settings: Settings) -> PreviewOptions:
-    """Return the options with which the configured chat would make its next model call, for a preview."""
+    """Return the options of the configured chat's next model call, for a preview of its context."""
     from threadkeep.agent.context_view import PreviewOptions
     from threadkeep.app import chat_options
 
@@ -169,7 +169,7 @@ class CallNotFound(NotDone):
 
 @dataclass(frozen=True)
 class CallChoice:
-    """The recorded model calls of a session, a run, or both, from which a command chooses."""
+    """The recorded model calls of a session, a run, or both. A command chooses one of these calls."""
 
     session_id: str | None = None
     run_id: str | None = None

@@ -37,7 +37,7 @@ _NAMES: Mapping[Kind, str] = {
     "jsonl": "an export of Threadkeep",
     "threadkeep": "a database of Threadkeep",
 }
-# The tables and columns by which each kind of database is recognised. A database may be of several kinds.
+# The tables and columns that identify each kind of database. A database may be of several kinds.
 _COLUMNS: Mapping[Kind, Mapping[str, frozenset[str]]] = {
     "langgraph": {"checkpoints": frozenset({"thread_id", "checkpoint_ns", "checkpoint"})},
     "openai-agents": {"agent_messages": frozenset({"id", "session_id", "message_data"})},
@@ -132,7 +132,7 @@ async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple
 
 
 async def check_file(source: str, wanted: Kind) -> None:
-    """Reject a file of another kind than `wanted`. Unknown content, such as handwritten lines, counts as JSONL."""
+    """Reject a file whose kind is not `wanted`. Unknown content, such as handwritten lines, counts as JSONL."""
     path = Path(source)
     if _head(path).startswith(_SQLITE):
         async with open_source_database(source, wanted):
@@ -148,7 +148,7 @@ def check_lines(first: bytes) -> None:
 
 
 def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
-    """Reject a source of another kind than `wanted`. The error names the kind and the command for it."""
+    """Reject a source whose kind is not `wanted`. The error names the kind and the command for it."""
     if wanted in kinds:
         return
     if not kinds:
@@ -186,7 +186,7 @@ def utc_time(value: object) -> datetime | None:
         moment = moment and in_utc(moment.replace(tzinfo=moment.tzinfo or UTC))
     except ValueError:
         return None
-    # An import of JSONL refuses the years 1 and 9999.
+    # Leave out the years 1 and 9999, because an import of JSONL rejects them.
     return moment if moment and 1 < moment.year < 9999 else None
 
 
