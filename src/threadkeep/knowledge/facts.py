@@ -344,7 +344,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
     ) -> None:
-        """Drop copies of these facts that wait to be sent to Graphiti; have sent copies deleted there later."""
+        """Drop copies of these facts that wait to be sent to Graphiti. Copies already sent are deleted there later."""
         named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
         await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
 
@@ -353,7 +353,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
 
         If you pass the `evidence` of that call, it is undone only once; otherwise each `take_back` undoes one more
         call. If no other call has confirmed the value, it is deleted, and the previous value is valid again. Otherwise
-        the value stays, with one confirmation less.
+        the value stays, with one confirmation fewer.
 
         Raises:
             StoreUnavailable: the database does not answer.

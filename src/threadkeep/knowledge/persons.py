@@ -1,4 +1,4 @@
-"""Persons: the ids and names of each person, whose facts are found under all ids."""
+"""Persons: the ids and names of each person. A person's facts are found under any of the ids."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def page_parameters(
 
 
 def _fields_of(record: type[Fact | Procedure]) -> list[str]:
-    """Return the fields of a record without its id and scope, in the order in which all statements select them."""
+    """Return the field names of a record, except its id and scope, in the order of the columns in all SELECTs."""
     return [field.name for field in fields(record) if field.name not in ("id", "scope", "evidence")]
 
 

@@ -1,4 +1,4 @@
-"""Graphiti, an external knowledge graph, to which messages are sent and which recall searches.
+"""Graphiti, an external knowledge graph. Messages are sent to it, and recall searches it.
 
 A group is the part of the graph for one session, workspace or person. An episode is a message or a fact in a group.
 """

@@ -60,7 +60,7 @@ class GraphFact:
 
     @property
     def since(self) -> datetime | None:
-        """The time from which the fact is valid; if unknown, the time of its creation, or None."""
+        """The time when the fact became valid; if unknown, the time of its creation, or None."""
         return self.valid_at or self.created_at
 
 

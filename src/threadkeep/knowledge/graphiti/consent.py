@@ -121,7 +121,7 @@ class Consents(ClockedTables, sql=("graph_consents.sql",)):
 
 
 def _workspace(name: str | None) -> str:
-    """Return the name under which a workspace is stored, empty for runs without one.
+    """Return the stored name of a workspace, which is empty for runs without a workspace.
 
     Raises:
         InvalidInput: the name is not a valid name of a workspace.

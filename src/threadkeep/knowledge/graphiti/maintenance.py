@@ -172,7 +172,7 @@ class Backfill(ClockedTables, sql=("graph_turns.sql",)):
     ) -> Backfilled:
         """Queue up to `limit` earlier turns of sessions, the oldest of each session first.
 
-        Sessions for which nothing may be sent, and conversations of agents, are skipped.
+        Conversations of agents, and sessions without a scope to send to, are skipped.
 
         Raises:
             SessionNotFound: a session does not exist.

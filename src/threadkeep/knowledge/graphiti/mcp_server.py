@@ -23,7 +23,7 @@ from threadkeep.records.graphiti import check_group_id
 
 _TOOLS = ("add_memory", "get_episodes", "search_memory_facts", "clear_graph", "get_status")
 _STOP_SECONDS = 5.0
-# The JSON-RPC error code with which the server refuses a message.
+# The JSON-RPC error code that the server returns if it refuses a message.
 _INVALID_PARAMETERS = -32602
 # The codes of an unreadable response, an invalid request and an unknown method. Redirects and status 404 also cause
 # them, so they are faults of the endpoint and not of one message.
@@ -51,7 +51,7 @@ class McpClient:
         self._connection: _Connection | None = None
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Return a text without secrets."""
         return f"McpClient({self._url!r})"
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:

@@ -38,7 +38,7 @@ _OWN_THINGS = re.compile(
 
 @dataclass(frozen=True)
 class RecalledFact:
-    """A fact of Graphiti, and the scope of the group in which it was found."""
+    """A fact from Graphiti, and the scope of the group that contains it."""
 
     scope: ScopeKind
     id: str
@@ -56,7 +56,7 @@ class GraphRecall:
 
 @dataclass(frozen=True)
 class RecallQuestion:
-    """An input for which facts are searched: its text, the messages before it, and the scopes with their owners.
+    """A search for facts: the text of the input, the messages before it, and the scopes with their owners.
 
     `workspace` is the workspace of the run, which must be trusted; None means the workspace in the options.
     """

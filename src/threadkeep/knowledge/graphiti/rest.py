@@ -63,7 +63,7 @@ class RestClient:
         self._http: httpx2.AsyncClient | None = None
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Return a text without secrets."""
         return f"RestClient({self._endpoint!r})"
 
     async def send(self, group_id: str, episodes: Sequence[Episode], *, may_continue: MayContinue | None = None) -> int:

@@ -207,7 +207,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def scopes_of(
         self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
     ) -> list[Scope]:
-        """Return the scopes to which a session's messages are sent: each scope in the options that has an owner."""
+        """Return the scopes to send a session's messages to: the scopes in the options, if they have an owner."""
         person = user_id
         if user_id is not None:
             rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
@@ -221,7 +221,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         return scopes
 
     async def _make(self, connection: Connection, turn: _Turn) -> int:
-        """Queue the messages of a turn, except those between agents, and return their number."""
+        """Queue the messages of a turn, except messages between agents. Return how many were queued."""
         if turn.agent is not None:
             return 0
         between = {"session_id": turn.session_id, "first_seq": turn.first_seq - _REACH, "last_seq": turn.last_seq}

@@ -117,7 +117,7 @@ class UndoInput(BaseModel, extra="forbid", json_schema_extra=example(fact_id="01
 
 
 class BackfillInput(BaseModel, extra="forbid", json_schema_extra=example(session_ids=["session-123"])):
-    """The earlier turns to queue for Graphiti: those of some sessions, of one user, or of all."""
+    """The older turns to queue for Graphiti: of some sessions, of one user, or of all sessions."""
 
     session_ids: Annotated[list[str], Field(max_length=1_000)] | None = Field(None, description="Default: all.")
     user_id: str | None = Field(None, description="Only sessions of this user.")
@@ -145,7 +145,7 @@ class Changed(BaseModel):
 
 
 class PurgeInput(BaseModel, extra="forbid", json_schema_extra=example(scope="user", owner="user-456")):
-    """The session, workspace or person whose group in Graphiti is to be deleted."""
+    """The session, workspace or person whose Graphiti group will be deleted."""
 
     scope: ScopeKind
     owner: Owner
