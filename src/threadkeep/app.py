@@ -54,7 +54,7 @@ class App:
     channels: ChannelService | None = None
 
     async def end_turns(self, seconds: float) -> None:
-        """Accept no more messages and runs, and let those in progress finish within `seconds`."""
+        """Stop accepting messages and runs, and give active turns and runs `seconds` to finish."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         await self.chat.close(seconds)
@@ -202,7 +202,7 @@ def runs_of(
 
 
 def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, imports: bool = True) -> Workflows:
-    """Load the built-in chat and the workflows in `names`, by default those in the settings.
+    """Load the built-in chat and the workflows in `names`, by default the workflows in the settings.
 
     Raises:
         InvalidWorkflow: workflows have problems; the error lists all of them.

@@ -240,7 +240,7 @@ class KnowledgeNotFound(ThreadkeepError, LookupError):
 class SessionBusy(ThreadkeepError):
     """Another turn of the conversation is queued or running, and the workflow rejects messages until it ends.
 
-    Nothing was stored. `run_id` is the run of that turn. It may belong to another session than `session_id`, because
+    Nothing was stored. `run_id` is the run of that turn. The run's session may differ from `session_id`, because
     sessions can share a conversation that an agent stores under its own key.
     """
 

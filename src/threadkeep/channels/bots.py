@@ -173,7 +173,7 @@ class Bot:
 
     @property
     def name(self) -> str:
-        """The configured name."""
+        """The bot's configured name."""
         return self.channel.name
 
     def allows(self, message: IncomingMessage) -> bool:

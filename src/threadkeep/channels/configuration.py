@@ -183,7 +183,7 @@ def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
     """Read the YAML file that lists the bots, and replace each `${NAME}` with the environment variable.
 
     Raises:
-        InvalidInput: the file is invalid. The text names the file, the bot and the field, never a value.
+        InvalidInput: the file is invalid. The error names the file, the bot and the field, but never a value.
     """
     text = _read(path)
     try:
@@ -227,7 +227,7 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
 
 
 def _expanded(value: object, environment: Mapping[str, str]) -> object:
-    """Return a value in which environment variables replace each `${NAME}`."""
+    """Return a value with each `${NAME}` replaced by the environment variable."""
     if isinstance(value, dict):
         return {key: _expanded(each, environment) for key, each in value.items()}
     if isinstance(value, list):

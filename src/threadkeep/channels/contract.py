@@ -204,11 +204,11 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """The bot's configured name. It is the last part of the URL path to which the platform sends callbacks."""
+        """The bot's configured name. It is also the last part of the path of the bot's callback URL."""
 
     @property
     def scope(self) -> str:
-        """The bot's identity on its platform, under which polling offsets and access tokens are stored."""
+        """The bot's identity on its platform. Polling offsets and access tokens are stored under this name."""
 
     def receive(self, callback: Callback) -> Received:
         """Verify that a callback is from the platform, and parse it.

@@ -75,7 +75,7 @@ class Delivery:
     async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[None]]) -> None:
         """Deliver answers until cancelled. Every `poll_seconds`, also process messages left by dead processes.
 
-        `take_orphaned` processes such messages; its argument is the minimum age of a message.
+        `take_orphaned` processes these messages; its argument is the minimum age of a message.
         """
         loop = asyncio.get_running_loop()
         poll_at = loop.time() + self._options.poll_seconds
@@ -163,7 +163,7 @@ class Delivery:
         notify_sent(self._memory, bot, message, "delivered", parts=index)
 
     async def _send_part(self, bot: Bot, address: Address, part: Part) -> Outcome:
-        """Send a part. Stop shortly before this process's claim expires: then another process may send the part too."""
+        """Send a part. Stop shortly before this process's claim expires: another process may then send the part."""
         try:
             async with asyncio.timeout(0.9 * self._options.claim_seconds):
                 return await bot.client.send(address, part)

@@ -125,7 +125,7 @@ def _open_fence(part: str, opening: str) -> str:
 
 
 def _marks(opening: str) -> int:
-    """Return the number of backticks or tildes with which a code block begins."""
+    """Return the number of backticks or tildes at the beginning of a code block."""
     return len(opening) - len(opening.lstrip(opening[:1]))
 
 

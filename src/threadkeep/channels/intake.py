@@ -295,7 +295,7 @@ class Intake:
         """Add an outbox entry for the answer, and start the run. Return False if the message was already processed."""
         session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, content)
-        # A process may have died after it added the entry: if the entry still waits for a run, start one again.
+        # A process may have died after it added the entry. If the entry still waits for a run, start the run.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         try:

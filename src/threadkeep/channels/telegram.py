@@ -85,7 +85,7 @@ class TelegramOptions:
         """Reject options that Telegram would reject.
 
         Raises:
-            InvalidInput: an option is invalid. The text names the option, never a secret.
+            InvalidInput: an option is invalid. The error names the option, but never a secret.
         """
         check_name(self.name)
         if not _TOKEN.fullmatch(self.token):

@@ -56,7 +56,7 @@ class Sealed:
 
 
 class WeComCrypto:
-    """The keys of a callback URL, with which texts are verified, decrypted and encrypted.
+    """The keys of a callback URL, for verifying, decrypting and encrypting texts.
 
     `receive_id` is the corporation's id for applications and customer service, and empty for a company's own AI bot. If
     it is None, any receiver is accepted.

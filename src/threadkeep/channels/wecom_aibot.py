@@ -256,7 +256,7 @@ class AnswerStreams:
                 notify_sent(self._memory, bot, outgoing, "delivered", parts=len(parts[:1]))
                 return self._sealed(channel, stream_id, first)
             outgoing = await self._outbox.entry(bot.name, outgoing.number) or outgoing
-        # If the answer was sent as a separate message instead, do not show it in the stream too.
+        # If the answer was sent as a separate message instead, do not show it again in the stream.
         is_sent = not outgoing.partial if len(parts) > 1 else outgoing.status == "ready" or outgoing.parts_sent > 0
         return self._sealed(channel, stream_id, bot.texts.later if is_sent else first)
 

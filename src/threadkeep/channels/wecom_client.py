@@ -112,7 +112,7 @@ class WeComApi:
         return answer
 
     async def token(self) -> str | WeComAnswer:
-        """Return the stored access token or a new one. If WeCom issues none, return its error.
+        """Return the stored access token or a new token. If WeCom issues no token, return its error.
 
         All calls that wait for a failed request get its error, and do not repeat the request.
         """

@@ -117,7 +117,7 @@ class AIBotConnection(Receiver):
         """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
-        """Return no data, because asking would need a second connection, which ends the first one."""
+        """Return no data, because a request would need a second connection, and that would end the first connection."""
         return {}
 
     async def keep_connected(self, intake: Intake, bot: Bot) -> None:
