@@ -82,7 +82,7 @@ def parse_address(url: str, *, variable: str = "The database URL") -> DatabaseAd
         address = DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
         hosts = map(_HOST.fullmatch, _parts(f"postgresql://{rest}")["hosts"].split(","))
         if not all(host is not None and int(host["port"] or 0) <= 65535 for host in hosts):
-            # Do not quote the port, because it may be a part of a password.
+            # Do not quote the port, because it may be part of a password.
             raise refusal("has a port that is not a number (in a password write # / : as %23 %2F %3A)")
         if re.search("%(?![0-9A-Fa-f]{2})", rest):
             raise refusal("has a % without a code after it; write a % as %25")

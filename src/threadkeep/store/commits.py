@@ -175,7 +175,7 @@ type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 _GROUP_TURNS = 512
 # Limit the waiting sessions, because each of them occupies a database connection while it waits for a lock.
 _WAITING_SESSIONS = 2
-# If this many sessions of a group are locked, the whole table probably is: let the turns of further sessions fail.
+# If this many sessions of a group are locked, the whole table probably is: let the turns of the other sessions fail.
 _MOST_LOCKED = 4
 _REFUSED = "The turn cannot be stored together with its other statements; store one after the other."
 
@@ -188,7 +188,7 @@ class GroupCommit:
     one, and each id is checked.
 
     If another transaction has locked the row of a session, a task waits for this lock. Later turns of the session are
-    queued for this task, and turns of all other sessions are stored meanwhile.
+    queued for this task, and turns of all other sessions are stored without waiting.
     """
 
     def __init__(self, driver: Driver, graph_turns: GraphTurns | None = None) -> None:

@@ -42,7 +42,7 @@ class Duties(ClockedTables, sql=("duties.sql",)):
         return bool(claimed)
 
     async def done(self, duty: str, owner: str) -> None:
-        """Record that a duty (a task for one process) was done now; do nothing if another process has claimed it."""
+        """Record that a duty (a task for one process) is done; do nothing if another process has claimed it."""
         await self._end("done", duty, owner)
 
     async def release(self, duty: str, owner: str) -> None:
@@ -61,7 +61,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
     """
 
     async def value(self, scope: str, name: str) -> str | None:
-        """Return the value stored under a name, or None if it is missing or has expired."""
+        """Return the value stored under this name, or None if it is missing or has expired."""
         parameters = {"scope": scope, "name": name, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["value"], parameters)
         return str(rows[0][0]) if rows else None

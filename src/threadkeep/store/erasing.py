@@ -193,7 +193,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
         """Delete facts with evidence in deleted sessions, and the threads and Graphiti groups of these sessions.
 
-        A Graphiti episode of a deleted fact is dropped if it was not sent yet. If it was sent, a worker deletes it.
+        If a Graphiti episode of a deleted fact has not been sent yet, it is dropped; otherwise, a worker deletes it.
         """
         async with self._driver.writing() as connection:
             for some in batched(session_ids, _SESSIONS_AT_ONCE):

@@ -178,7 +178,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
-        """Delete manifests and texts from before a time, up to `limit` rows per table; return the number of rows."""
+        """Delete manifests and texts that are older than `before`, up to `limit` rows per table; return the number."""
         manifests: Parameters = {"before": short_time(before, self.backend), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:

@@ -185,7 +185,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._find(channel, session_id=session_id, message_id=message_id)
 
     async def entry(self, channel: str, number: int) -> Outgoing | None:
-        """Return the outbox entry with a number, if it belongs to this channel."""
+        """Return the outbox entry with this number, or None if the channel has no such entry."""
         return await self._find(channel, number=number)
 
     async def note_partial(self, number: int, text: str) -> bool:
@@ -225,7 +225,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._execute("end_without_run", parameters)
 
     async def due(self, channel: str, *, limit: int) -> list[int]:
-        """Return the numbers of a channel's messages that may be sent now, the longest waiting first."""
+        """Return the numbers of a channel's messages that may be sent now, longest-waiting first."""
         beyond = self._later(WRONG_CLOCK_SECONDS)
         parameters = {"channel": channel, "now": self._now(), "beyond": beyond, "limit": limit}
         rows = await self._driver.fetch(self._sql["due"], parameters)

@@ -46,7 +46,7 @@ def check_partitions(backend: Backend, partitions: int | None) -> None:
 
 
 async def index_statements(connection: Connection, sql: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the statements for the search index as it is now: another process may have partitioned it meanwhile."""
+    """Return the statements for the search index as it is now, because another process may have partitioned it."""
     if "is_partitioned" not in sql:
         return sql
     [(is_partitioned,)] = await connection.fetch(sql["is_partitioned"], {})

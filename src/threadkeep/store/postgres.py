@@ -96,7 +96,7 @@ class PostgresDriver(Driver):
         try:
             conninfo_to_dict(dsn)
         except psycopg.ProgrammingError:
-            # Do not quote psycopg's error, because it may contain a part of the password.
+            # Do not quote psycopg's error, because it may contain part of the password.
             address = DatabaseAddress("postgres", dsn=dsn)
             raise StoreError(f"psycopg cannot read the URL {address}; check the parameters after its ?.") from None
         driver = cls(dsn, options, read_only=read_only)

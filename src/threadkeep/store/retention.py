@@ -133,7 +133,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the `seq` before the first message after `after` that is not older than `moment`, or the last one."""
+        """Return the `seq` up to which all messages after `after` are older than `moment` (the last one if all are)."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         rows = await self._driver.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
@@ -178,7 +178,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
         return removed
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a session that has no messages left; return False if it has changed meanwhile."""
+        """Delete a session that has no messages left; return False if it changed after `idle_before`."""
         parameters = {"session_id": session_id}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._begins(connection, "begin_deleting_session", parameters, idle_before):
@@ -229,7 +229,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
             await connection.execute(sql[name], parameters)
 
     async def _delete(self, connection: Connection, parameters: dict[str, object], created_at: datetime) -> None:
-        # Count active messages while the session is locked: another process may have superseded some meanwhile.
+        # Count active messages while the session is locked: another process may have superseded some before that.
         [(active,)] = await connection.fetch(self._sql["count_active"], parameters)
         times = {
             "remember_since": time_text(self._clock() - REDELIVERY),

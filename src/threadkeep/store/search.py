@@ -2,7 +2,7 @@
 
 Indexing a message takes longer than storing it, so `append` does not index. `catch_up` indexes in small transactions;
 `MessageSearch` calls it before each search, so that all messages stored before are found. Any process may index any
-session: a step is applied only if the last indexed `seq` has not changed meanwhile.
+session: a step is applied only if the last indexed `seq` has not changed since it was read.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Search(Protocol):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        `user_id` selects the sessions of a user. `session_id` selects the messages of a session after a `seq`.
+        `user_id` selects a user's sessions. `session_id` selects one session, and `after` messages with a higher `seq`.
         """
 
 

@@ -73,12 +73,12 @@ def fingerprints(terms: Iterable[str]) -> list[int]:
 
 
 def term_pattern(term: str) -> str:
-    """Return a regular expression that matches a term in any case, independent of the server's locale."""
+    """Return a regular expression that matches a term regardless of case, whatever the server's locale is."""
     return "".join(f"[{char}{more}]" if (more := _unfolded().get(char)) else re.escape(char) for char in fold(term))
 
 
 def short_pattern(word: str) -> str:
-    """Return the GLOB pattern of texts that contain a word in any case; SQLite's LIKE ignores case for ASCII only."""
+    """Return the GLOB pattern of texts that contain a word, ignoring case; SQLite's LIKE ignores it for ASCII only."""
     return f"*{''.join(char if char in '^]' else f'[{char}{_unfolded().get(char, "")}]' for char in fold(word))}*"
 
 

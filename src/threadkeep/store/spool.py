@@ -223,7 +223,7 @@ class SpoolFile:
         entry.file = self
 
     def renew(self, entry: PendingTurn) -> None:
-        """Write a changed turn to the file again, unless it has been stored or dropped meanwhile."""
+        """Write a changed turn to the file again, unless it has been stored or dropped since."""
         if entry.entry_id in self._ranges:
             self.keep(entry)
 

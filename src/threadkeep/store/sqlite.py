@@ -135,7 +135,7 @@ class SqliteDriver(Driver):
         return Appended(group.counted, group.rows[:at], group.rows[at:])
 
     async def take_writer(self) -> SqliteConnection:
-        """Take the only writing connection; the writers of this process wait for each other."""
+        """Take the only writing connection; the writers of this process take turns."""
         check_loop(self.loop)
         try:
             if (seconds := seconds_left()) is None:

@@ -196,7 +196,7 @@ class OpenFile(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> OpenFile | None:
-        """Return the file that is now at a path, or None if there is none."""
+        """Return the file that is now at `path`, or None if there is none."""
         try:
             found = path.stat()
         except FileNotFoundError:

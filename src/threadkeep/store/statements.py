@@ -79,7 +79,7 @@ def like_pattern(text: str) -> str:
 
 
 def text_filter(text: str | None) -> dict[str, object]:
-    """Return the parameters of a filter that selects values with this text in any case; None selects all.
+    """Return the parameters of a filter that selects values with this text, ignoring case; None selects all.
 
     Statements compare `translate(value, :capitals, :letters)` with `:pattern`. The characters are parameters, because
     `lower` of PostgreSQL depends on the locale of the database, and that of SQLite converts ASCII letters only.

@@ -97,7 +97,7 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
     ) -> bool:
         """Store a summary that follows the active summaries, or that replaces adjacent active summaries.
 
-        Return False and store nothing if the session was changed or deleted, or this would break the class's guarantee.
+        Return False and store nothing if the session was changed or deleted, or if the class's guarantee would break.
 
         Args:
             summary: the summary; its `created_at` is stored unchanged.

@@ -90,7 +90,7 @@ class SupersedingWriter:
     async def supersede_after(
         self, connection: Connection, session_id: str, seq: int, *, now: str
     ) -> tuple[int, int] | None:
-        """Supersede all active messages after a `seq`, and lock the session until the transaction ends.
+        """Supersede all active messages after `seq`, and lock the session until the transaction ends.
 
         Return the session's previous `last_seq` and `revision`, or None if it does not exist.
         """

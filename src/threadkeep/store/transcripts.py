@@ -24,7 +24,7 @@ type Cursor = tuple[datetime, str]
 class SessionQuery:
     """A filter for the list of sessions, and a page of that list (`cursor` and `limit`), newest activity first.
 
-    `query` must be a part of the title, the last message or the id, in any case. A session belongs to the channel
+    `query` must be part of the title, the last message or the id; case is ignored. A session belongs to the channel
     `telegram` if its id begins with `telegram:`.
     """
 
@@ -240,7 +240,7 @@ class Transcripts(Protocol):
         """Store the messages of a turn. Raises `WrongUser`, `QuestionGone`, `InvalidMessage`, `StoreUnavailable`."""
 
     async def append_instead(self, turn: Turn, seq: int, seen: tuple[int, int]) -> None:
-        """Supersede the messages after a `seq` and store a turn instead of them, in one transaction.
+        """Supersede the messages after `seq`, and store a turn instead of them, in one transaction.
 
         Raises:
             TurnRefused: the session no longer has the `last_seq` and the `revision` in `seen`, or a message is stored

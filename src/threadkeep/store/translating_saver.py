@@ -1,4 +1,4 @@
-"""LangGraph checkpointers that raise Threadkeep's errors, to tell an outage from a bug."""
+"""LangGraph checkpointers that raise Threadkeep's errors, so that callers can tell an outage from a bug."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def _whole_input(given: RunInput, texts: Mapping[str, str]) -> RunInput:
 
 
 async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = False) -> Run | None:
-    """Return the run with an id, or the data that is left of a deleted run; None if there is neither."""
+    """Return the run `run_id` or, if it was deleted, the data that is left of it; None if there is no data."""
     found = await fetch_runs(connection, [run_id], damaged=damaged)
     if found:
         return found[0]
@@ -355,7 +355,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         await self._driver.write([(self._sql["may_have_checkpoints"], {"run_id": run_id})])
 
     async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:
-        """Record that runs have no LangGraph checkpoints any more, except runs that have been resumed meanwhile."""
+        """Record that runs have no LangGraph checkpoints any more, except runs that have been resumed since."""
         await self._driver.write([(self._sql["checkpoints_removed"], {"run_id": one}) for one in sorted(run_ids)])
 
     async def _fetch(self, statement: str, parameters: Parameters) -> list[Run]:

@@ -73,12 +73,12 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return WorkflowVersion(name, version, json_of(definition), time_of(first_used_at))
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
-        """Return up to `limit` versions without runs, first used before a time; omit the newest of each workflow."""
+        """Return up to `limit` versions without runs, first used before `before`; omit the newest of each workflow."""
         rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete the given versions unless runs have begun with them meanwhile; return the number."""
+        """Delete the given versions, except those with which runs have begun since; return the number deleted."""
         since = time_text(self._clock() - _CLOCKS_DIFFER)
         rows = [{"name": name, "version": version, "since": since} for name, version in unused]
         async with self._driver.writing() as connection:
@@ -107,7 +107,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         self.sessions = ActiveSessions(driver, clock=clock)
 
     async def run(self, run_id: str, *, damaged: bool = False) -> Run | None:
-        """Return the run with an id, or the data that is left of a deleted run; None if there is neither.
+        """Return the run `run_id` or, if it was deleted, the data that is left of it; None if there is no data.
 
         With `damaged`, a run that cannot be read has the error `RecordUnreadable` and lacks its damaged records.
         """

@@ -40,7 +40,7 @@ def event_of(row: Sequence[Any]) -> StoredEvent:
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Return events as one compressed value, or None if there are none, or if they are too many or too long."""
+    """Return events as one compressed value; None if there are no events, or if they are too many or too long."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -70,7 +70,7 @@ def run_event(run_id: str, event: StoredEvent) -> RunEvent:
 
 
 def usage_of(row: Sequence[Any]) -> TokenUsage:
-    """Return the token usage of a model from a row of `chat_run_usage`, or from an entry of a packed trace."""
+    """Return a model's token usage from a row of `chat_run_usage`, or from an entry of a packed trace."""
     model, *counts, cost = row
     values: list[Any] = [model, *map(int, counts), None if cost is None else float(cost)]
     return TokenUsage(*values)
