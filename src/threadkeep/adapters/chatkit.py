@@ -211,7 +211,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         return items
 
     async def _change(self, session: Session, item_id: str, item: ThreadItem | None, *, restores: bool = False) -> None:
-        """Store a new version of an item, or a note that it is deleted. Try again if the session changes meanwhile.
+        """Store a new version of an item, or a note that it is deleted. Try again if the session changes in between.
 
         With `restores`, do nothing unless this store has deleted the item. An item that was edited, taken back or
         erased is not restored.
@@ -234,7 +234,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
     async def _change_once(
         self, session: Session, item_id: str, new: Message, note: Message, *, restores: bool
     ) -> bool:
-        """Store a change in one transaction. Return False if another writer changed the session meanwhile."""
+        """Store a change in one transaction. Return False if another writer changed the session first."""
         await session.deliver()
         info = await self._info(session)
         messages = await messages_after(session, 0)

@@ -107,7 +107,7 @@ class SessionService(MemoryAdapter, BaseSessionService):
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """Return the sessions of an app or of one of its users, without events, least recently active first.
 
-        Each session is read whole, because its state is computed from its events.
+        Each session is read completely, because its state is computed from its events.
         """
         sessions: list[Session] = []
         shared: dict[str, dict[str, object]] = {}
@@ -341,7 +341,7 @@ def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
 
 
 def _escape_ascii(text: str) -> str:
-    """Escape a part of a key, but leave printable characters beyond ASCII unchanged."""
+    """Escape one part of a key, but leave printable characters beyond ASCII unchanged."""
     return "".join(one if one.isprintable() and not one.isascii() else keys.escape_key(one) for one in text)
 
 

@@ -64,7 +64,7 @@ def _openai_part(part: Mapping[str, object]) -> str:
 async def read_messages(
     session: Session, limit: int | None = None, *, keep: Callable[[Message], bool] | None = None
 ) -> list[Message]:
-    """Return the newest `limit` active messages that `keep` accepts, oldest first, but none before the last reset."""
+    """Return the newest `limit` active messages since the last reset that `keep` accepts, oldest first."""
     try:
         after = (await session.info()).reset_seq
     except SessionNotFound:

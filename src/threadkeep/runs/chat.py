@@ -138,7 +138,7 @@ class Chat:
             ModelCallFailed, RunFailed: there is no answer; the message is stored.
             BudgetTooSmall: the message does not fit beside the system prompt.
             RunWaits: the workflow waits for a person's answer.
-            SessionNotFound: the session belongs to another user, or was deleted meanwhile.
+            SessionNotFound: the session belongs to another user, or was deleted during the call.
             SessionBusy: the workflow rejects messages while another turn of the session is active.
             TurnInMemoryOnly: the answer is stored neither in the database nor on disk yet; repeat the call later.
             StoreUnavailable: the database is unavailable, and the message cannot be answered without it.

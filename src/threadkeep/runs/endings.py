@@ -307,7 +307,7 @@ class RunEndings:
                 await self._runs.give_back(run.run_id, active.owner)
 
     async def _stored(self, run: Run) -> Run | None:
-        """Read a run from the database, without records that are damaged, because every run must be able to end."""
+        """Read a run from the database, but leave out damaged records, because every run must be able to end."""
         return await self._runs.run(run.run_id, damaged=True)
 
     async def _is_lost(self, run: Run) -> bool:

@@ -47,7 +47,7 @@ async def remove_checkpoints(saver: BaseCheckpointSaver[Any], records: RunRecord
 async def remove_old_checkpoints(
     saver: BaseCheckpointSaver[Any], records: RunRecords, before: datetime, *, limit: int
 ) -> int:
-    """Remove checkpoints of up to `limit` runs (done, deleted, or ended before a time); return their number."""
+    """Remove checkpoints of up to `limit` runs that `RunRecords.with_checkpoints` finds; return the number of runs."""
     run_ids = await records.with_checkpoints(before, limit=limit)
     await remove_checkpoints(saver, records, run_ids)
     return len(run_ids)

@@ -51,7 +51,7 @@ async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def shielded[T](work: Coroutine[object, object, T]) -> T:
-    """Await `work`. If the caller is cancelled meanwhile, the cancellation is raised when the work has ended.
+    """Await `work`. If the caller is cancelled, the cancellation is raised only when the work has ended.
 
     If the caller is cancelled twice, the cancellation is raised at once, and the work continues.
     """

@@ -95,7 +95,7 @@ class Worker:
             StoreError: the engine does not accept the run. If `begun` was passed, the run is released.
         """
         stream = self.streams.of(run_id)
-        # If the reply to the insert of a new run was late, maintenance may have started the run meanwhile.
+        # If the reply to the insert of a new run was late, maintenance may have started the run already.
         if run_id in self.started or (begun is not None and stream.outcome is not None):
             return
         self.started[run_id] = stream

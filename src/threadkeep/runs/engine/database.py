@@ -28,7 +28,7 @@ _NAME = "threadkeep-engine"
 
 
 def engine_path(path: Path) -> Path:
-    """Return the path of dbos's own file, next to the SQLite database `path`, so that its writes never block a turn."""
+    """Return the path of dbos's own file, next to the SQLite database `path`: its writes there never block a turn."""
     return path.with_name(path.name + ".runs")
 
 
@@ -42,7 +42,7 @@ class Connections:
         logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_NAME}").setLevel(logging.CRITICAL)
 
     def close(self) -> None:
-        """Reject all further connections."""
+        """Reject new connections from now on."""
         self._closed = True
 
     def pool(self, size: int) -> sqlalchemy.Engine:

@@ -264,7 +264,7 @@ class RunQueue:
 
 
 def _remove_finished(before: str) -> None:
-    """Delete dbos's rows of attempts that ended before a time, unless their run has an unfinished attempt."""
+    """Delete dbos's rows of attempts that ended before `before`, unless their run has an unfinished attempt."""
     found = DBOS.list_workflows(
         status=list(_OVER), completed_before=before, limit=_PAGE, load_input=False, load_output=False
     )

@@ -141,7 +141,7 @@ class Heartbeats:
         return before[1] if before is not None and before[0] == beats else now
 
     def _remove(self, name: str, beats: int) -> bool:
-        """Delete the row of a dead process, unless it has sent a heartbeat meanwhile."""
+        """Delete the row of a dead process, unless its counter no longer equals `beats`: then the process lives."""
         row = (_PROCESSES.c.name == name) & (_PROCESSES.c.beats == beats)
         with self._pool.begin() as connection:
             return connection.execute(_PROCESSES.delete().where(row)).rowcount > 0
@@ -216,7 +216,7 @@ class Lease:
             return False
         with self._pool.connect() as connection:
             if not self._is_made:
-                # Omit this query once the table exists, because a worker without a launched dbos asks every 2 s.
+                # Omit this query once the table exists, because a worker without a launched dbos repeats it every 2 s.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )
