@@ -54,7 +54,7 @@ _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 
 def _log_shortly(record: logging.LogRecord) -> bool:
-    """Log an error without its traceback, which may quote texts. Do not log errors about unknown threads and items."""
+    """Log errors by class and location only: tracebacks may quote texts. Skip errors about unknown threads or items."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, Exception) and not isinstance(error, NotFoundError):
         log_failure("a request of ChatKit failed", error)
@@ -235,7 +235,7 @@ def _ended(item: AssistantMessageItem, text: str) -> Iterator[ThreadStreamEvent]
 
 
 async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
-    """Return the response to a request of ChatKit's page.
+    """Return the response to a request from ChatKit's page.
 
     Raises:
         ProblemRaised: this is not a ChatKit request, or its thread, item or attachment is not found.

@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457) for all errors. They never quote messages of people."""
+"""Problem documents (RFC 9457) for all errors. They never quote people's messages."""
 
 from __future__ import annotations
 
@@ -203,8 +203,8 @@ def make_problem(status: int, kind: str, detail: str) -> Problem:
 def problem_of(error: Exception, request: Request | None = None) -> Problem:
     """Return the problem document of any error; an unexpected error reveals no details.
 
-    If `request` is given, the problem for an unknown field names the known fields. If its path belongs to LangGraph's
-    or OpenAI's API but is not offered here, the problem names the alternative.
+    If `request` is given, the problem for an unknown field names the known fields. If the request's path belongs to
+    LangGraph's or OpenAI's API but is not offered here, the problem names the alternative.
     """
     if isinstance(error, ProblemRaised):
         return error.problem

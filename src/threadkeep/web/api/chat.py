@@ -1,4 +1,4 @@
-"""Routes of the chat: answers (whole or streamed), the history, ChatKit, and callbacks of platforms.
+"""Routes of the chat: answers (whole or streamed), the history, ChatKit, and callbacks from platforms.
 
 Each bot verifies its own callbacks, so callbacks need no API key.
 """
@@ -130,7 +130,7 @@ async def serve_chatkit(
         str | None, Header(max_length=200, description="A repeated key refers to the same thread and message.")
     ] = None,
 ) -> Response:
-    """Serve a request of ChatKit's page. A thread is a session, and each answer is a run of the chat.
+    """Serve a request from ChatKit's page. A thread is a session, and each answer is a run of the chat.
 
     The thread's metadata may name a `workflow` that answers instead of the chat. If the key or `user_id` names a user,
     threads of other users are not found. The answer continues if the client disconnects.

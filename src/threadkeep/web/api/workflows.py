@@ -99,7 +99,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """Return each agent's key for storing the conversation of a run with this payload, and why others were rejected.
+    """Return the key of each agent's conversation in a run with this payload, and why other keys were rejected.
 
     The request reads and stores no data.
     """

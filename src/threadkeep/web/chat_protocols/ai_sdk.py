@@ -77,7 +77,7 @@ class ChatBody(
         trigger="submit-message",
     ),
 ):
-    """A request of `useChat`: all messages of the chat, or the last one as `message`."""
+    """A request from `useChat`: all messages of the chat, or the last one as `message`."""
 
     id: str = Field(min_length=1, max_length=256, description="The chat: a session.")
     messages: Annotated[list[UIMessage], Field(max_length=2000)] = []

@@ -21,7 +21,7 @@ from threadkeep.web.langgraph.states import asked_text, new_messages
 
 @dataclass(frozen=True)
 class Sent:
-    """A request of a chat front end: its messages in LangChain's form, its session and its user.
+    """A request from a chat front end: its messages in LangChain's form, its session and its user.
 
     Without a `session_id`, the user's last session continues, or a new one starts. `message_id` is the default id of
     the question.

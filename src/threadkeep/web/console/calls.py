@@ -249,7 +249,7 @@ async def should_it_have_known(
 ) -> Response:
     """Search messages, and show for each message whether a model call received it.
 
-    Without a `run`, this is the newest call of the requested session or, if there is none, of the message's session.
+    Without a `run`, take the newest call of the requested session or, without a `session`, of the message's session.
     """
     words = clean_text(q.strip()) if q else ""
     search = _Search(app.memory, user, run=run or None, number=call)

@@ -236,7 +236,7 @@ def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> R
 
 
 def _message_id(form: Mapping[str, str]) -> str:
-    """Return an id for the message of a form. If a form is sent twice, both messages have the same id."""
+    """Return an id for the message in a form. If a form is sent twice, both messages have the same id."""
     rendered = form.get("form_id") or str(uuid7())
     return str(uuid5(NAMESPACE_URL, "\n".join([rendered, form.get("workflow", ""), _text(form)])))
 

@@ -359,7 +359,7 @@ class RunParts:
                     yield from self._chosen("updates", {node: {"messages": [message]}})
 
     def _updates(self, data: Mapping[str, Any]) -> Iterator[Part]:
-        """Yield the messages of an agent that were not streamed as an answer, such as tool calls."""
+        """Yield an agent's messages that were not streamed as an answer, such as tool calls."""
         given = data["values"]["messages"]
         new = [one for one in given if isinstance(one, Mapping) and one.get("id") not in self._updated]
         self._updated.update(str(one["id"]) for one in new if one.get("id"))

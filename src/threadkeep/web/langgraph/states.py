@@ -123,7 +123,7 @@ class Thread:
         return self.runs[0] if self.runs else None
 
     def waiting(self, ids: Collection[str] = ()) -> Run | None:
-        """Return the newest run that waits for an answer to a question of `ids`, or else the newest that waits."""
+        """Return the newest run that asks a question in `ids`. Without one, return the newest waiting run, or None."""
         waiting = [run for run in self.runs if run.status == "waiting"]
         named = [run for run in waiting if any(one.id in ids for one in questions(run))]
         return next(iter(named + waiting), None)

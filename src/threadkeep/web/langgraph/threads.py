@@ -390,7 +390,7 @@ async def _named(app: App, user_id: str | None, ids: Sequence[str]) -> AsyncGene
 def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
     if body.status is not None and thread.status != body.status:
         return False
-    # If its runs were deleted, and with them the name of its workflow, accept any name.
+    # If the thread's runs were deleted, the name of its workflow is unknown, so accept any name.
     known = thread.metadata.keys()
     wanted = {name: one for name, one in (body.metadata or {}).items() if name not in _WORKFLOW_NAMES or name in known}
     return _contains(thread.metadata, wanted)
