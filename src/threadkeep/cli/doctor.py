@@ -145,7 +145,7 @@ def check_summary_model(settings: Settings) -> list[Finding]:
 
 
 async def check_graphiti(settings: Settings) -> list[Finding]:
-    """Check that the Graphiti server, if one is configured, answers. No text of people is sent."""
+    """Check that the Graphiti server, if one is configured, answers. No text that people wrote is sent."""
     from threadkeep.knowledge.graphiti.service import open_client
 
     if (options := settings.graphiti_options(settings.workspace or None)) is None:

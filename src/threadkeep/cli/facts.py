@@ -281,7 +281,7 @@ async def export_facts(
 
 
 async def _pages_of(memory: Memory, scope: Scope | None) -> AsyncIterator[list[Fact]]:
-    """Yield each value of the facts once, in pages. Read all pages again until none is new: a change moves a value."""
+    """Yield each value of the facts once, in pages. Read again until none is new: a changed value moves to page 1."""
     seen: set[str] = set()
     since = None
     while True:

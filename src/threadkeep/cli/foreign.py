@@ -1,4 +1,4 @@
-"""Detects files and databases of other systems for imports, defines `Source`, and reads exports of ChatGPT."""
+"""Detects files and databases from other systems for imports, defines `Source`, and reads exports from ChatGPT."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ _MARKS = {
     "video_container_asset_pointer": "[video]",
     "real_time_user_audio_video_asset_pointer": "[recording]",
 }
-# A citation or an entity name in a text of ChatGPT: its kind and arguments, between private-use characters.
+# A citation or an entity name in a text from ChatGPT: its kind and arguments, between private-use characters.
 _CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation of another system, converted to the records of a Threadkeep export."""
+    """A conversation from another system, converted to the records of a Threadkeep export."""
 
     line: SessionLine
     messages: Sequence[Message]

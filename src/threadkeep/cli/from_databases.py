@@ -1,4 +1,4 @@
-"""Conversations in databases of other systems: OpenAI Agents SDK, LangGraph stores and checkpoints."""
+"""Conversations in databases from other systems: OpenAI Agents SDK, LangGraph stores and checkpoints."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def _values(
 
 
 def _messages(values: Iterable[object], reading: Reading) -> Iterator[Message]:
-    """Yield the messages of people and assistants. Count the other values as left out."""
+    """Yield the messages from people and assistants. Count the other values as left out."""
     for value in values:
         message = _message_of(value)
         reason: LeftOut | None = "other" if message is None else _message_left_out(message)

@@ -132,7 +132,7 @@ def _refuse(errors: list[dict[str, Position]], name: str, words: str, position: 
 
 
 async def _import_source(read: Callable[[Reading], Conversations]) -> Reading:
-    """Import the conversations of another system; exit with 1 if some were rejected."""
+    """Import conversations from another system; exit with 1 if some were rejected."""
     from threadkeep.cli.foreign import Reading
     from threadkeep.history.importing import Importer
 

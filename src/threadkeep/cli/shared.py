@@ -84,7 +84,7 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-    # Drop logs of libraries, which would mix with the sentences on stderr. `serve` has its own log.
+    # Drop the logs of libraries, which would mix with the sentences on stderr. `serve` has its own log.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)

@@ -147,7 +147,7 @@ def explain_keys(
         bool, typer.Option("--by-hand", help="Resolve keys as in a run that a person starts, where thread_id is used.")
     ] = False,
 ) -> None:
-    """Show each agent's key for storing the conversation of a run with this payload, and why others were rejected."""
+    """Show the key of each agent's conversation in a run with this payload, and why other keys were rejected."""
     from threadkeep.workflows.describing import explain_key
 
     found = explain_key(_named(workflow), read_payload(payload), by_hand=by_hand)
