@@ -60,7 +60,7 @@ class Record:
 class Learner(Protocol):
     """A finder of facts in messages. If `learn` raises, nothing is stored; a later turn reads the messages again.
 
-    Only messages of people are learnable. Text that was recalled for a model is in no transcript, so it is never read.
+    Only people's messages are learnable. Text that was recalled for a model is in no transcript, so it is never read.
     """
 
     @property

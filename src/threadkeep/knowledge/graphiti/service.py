@@ -214,7 +214,7 @@ class Graphiti:
         return count
 
     async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
-        """Permanently drop queued or dead messages, by number or status, or all; return how many.
+        """Permanently drop queued or dead messages: one by number, all with a status, or all. Return how many.
 
         Raises:
             KnowledgeNotFound: no queued or dead message has this number.
