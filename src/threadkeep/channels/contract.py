@@ -154,7 +154,7 @@ class AnswerFailed:
 
 @dataclass(frozen=True)
 class StreamRefresh:
-    """A request of WeCom for the current text of an AI bot's answer, which it shows while the text grows."""
+    """WeCom's request for the current text of an AI bot's answer. WeCom shows the text while it grows."""
 
     stream_id: str
 
@@ -280,14 +280,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Sent:
-    """An outcome of sending a part: it has arrived. If `is_all` is True, the platform accepts no further part."""
+    """An outcome of sending a part: the part has arrived. If `is_all` is True, the platform accepts no further part."""
 
     is_all: bool = False
 
 
 @dataclass(frozen=True)
 class Later:
-    """An outcome of sending a part: it must be sent again, after `seconds` if the platform named a time.
+    """An outcome of sending a part: the part must be sent again, after `seconds` if the platform named a time.
 
     If `uncertain` is True, the part may have arrived: it was sent, but no clear reply came.
     """
@@ -299,7 +299,7 @@ class Later:
 
 @dataclass(frozen=True)
 class Refused:
-    """An outcome of sending a part: it can never be delivered, for example to a person who blocked the bot."""
+    """An outcome of sending a part: the part can never be delivered, for example to a person who blocked the bot."""
 
     error: str
 

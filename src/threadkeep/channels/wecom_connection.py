@@ -102,7 +102,7 @@ class AIBotConnection(Receiver):
         return self._subscribed
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send the answer as the last text of its stream. Without a stream, or after a rejection, send a message."""
+        """Send the answer as the last text of its stream. Without a stream or after a rejection, send a new message."""
         stream = self._streams.pop(text_in(address, "req_id"), None)
         if stream is not None:
             async with stream.lock:
