@@ -57,7 +57,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _renumbered(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """Return the summary with the `seq` range that its messages have in this database; None if they differ."""
+        """Return the summary with its messages' `seq` range in this database, or None if the messages differ."""
         summary = item.summary
         deleted_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -125,7 +125,7 @@ class Restoring(Protocol):
     """The interface of a service that stores exported sessions in a database again."""
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts. Return for each, in order, its counts, or a `WrongUser` error if it was rejected."""
+        """Store the parts. Return one result per part, in order: its counts, or `WrongUser` if it was rejected."""
 
 
 class Archive:
@@ -191,7 +191,7 @@ class Archive:
         return {str(message_id): int(seq) for message_id, seq in await connection.fetch(*wanted)}
 
     async def _supersede(self, connection: Connection, session_id: str, known: Sequence[Message]) -> None:
-        """Mark messages that were stored before as superseded if the export has them as superseded."""
+        """Mark messages that are already stored as superseded if they are superseded in the export."""
         marks = [{**marks_of(message), "id": message.id} for message in known if message.superseded_at is not None]
         seqs: list[int] = []
         for mark in marks:

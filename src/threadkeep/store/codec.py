@@ -242,8 +242,8 @@ _SESSION_COLUMNS = (
 def session_of(row: Row, *, damaged: bool = False) -> SessionInfo:
     """Return the session in a row of the statement `session`.
 
-    If the session cannot be read and `damaged` is true, return it without the damaged columns; its metadata have the
-    entry `threadkeep:error` with the value `RecordUnreadable`.
+    If the session cannot be read and `damaged` is true, return it without the damaged columns. Its metadata then have
+    the entry `threadkeep:error` with the value `RecordUnreadable`.
 
     Raises:
         RecordUnreadable: `damaged` is false, and the session cannot be read; the error names the session.

@@ -28,7 +28,7 @@ from threadkeep.store.superseding import SupersedingWriter
 
 
 class _Winner(NamedTuple):
-    """The stored complete answer that a new answer would duplicate. `told`: it was returned to a caller."""
+    """The stored complete answer that a new answer would duplicate. `told`: a caller has received it."""
 
     id: str
     seq: int
@@ -386,7 +386,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _graph_rows(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the rows (at most one) for a turn. `left` counts the session's messages in the group from this turn on."""
+    """Return the Graphiti row of a turn, if any. `left` counts the group's messages of its session from the turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

@@ -106,7 +106,7 @@ async def check_unused(driver: Driver) -> None:
 
 
 async def can_write(driver: Driver) -> None:
-    """Check that a database can be written, by a write transaction that changes nothing.
+    """Check that a database can be written, with a write transaction that changes nothing.
 
     Raises:
         StoreUnavailable: the database is locked, read-only or full.

@@ -58,7 +58,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
         return state_of(await self._driver.fetch(sql, parameters))
 
     def state_statement(self, session_id: str, profile: str, *, user_id: str | None = None) -> Statement:
-        """Return the SQL statement with which `state` reads; `state_of` turns its rows into a `ContextState`."""
+        """Return the SQL statement that `state` executes; `state_of` turns its rows into a `ContextState`."""
         return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
@@ -85,7 +85,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store an answer's tool calls if its question is active; keep only the author's last `turns` turns."""
+        """Store tool calls of an answer to an active question; keep only those of the author's last `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:

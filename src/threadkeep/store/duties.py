@@ -67,7 +67,7 @@ class ChannelState(ClockedTables, sql=("{backend}/sessions.sql", "channel_state.
         return str(rows[0][0]) if rows else None
 
     async def values_of(self, scope: str, prefix: str) -> dict[str, str]:
-        """Return the values in a scope whose names begin with `prefix`, by name; omit expired values."""
+        """Return a scope's values whose names begin with `prefix`, by name; omit expired values."""
         parameters = {"scope": scope, "prefix": prefix, "now": time_text(self._clock())}
         rows = await self._driver.fetch(self._sql["values_of"], parameters)
         return {str(name): str(value) for name, value in rows}

@@ -189,7 +189,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._find(channel, number=number)
 
     async def note_partial(self, number: int, text: str) -> bool:
-        """Store the text so far of an answer in progress; return False if the answer does not wait for a run."""
+        """Store the current text of an answer in progress; return False if the answer does not wait for a run."""
         return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
 
     async def note_fetched(self, number: int, *, is_all: bool) -> bool:

@@ -194,7 +194,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether the user has this session, and its own limits; None if the limits in the settings apply."""
+        """Return whether the user has the session, and its own limits (None if the limits in the settings apply)."""
         rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 

@@ -126,7 +126,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         return True
 
     async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
-        """Index the next messages of each session. Return the sessions with more; add locked sessions to `locked`."""
+        """Index the next messages of each session. Return sessions with more messages; add locked ones to `locked`."""
         try:
             return await self._step(sessions)
         except RowLocked:

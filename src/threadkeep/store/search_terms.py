@@ -52,7 +52,7 @@ def indexed_terms(text: str) -> Sequence[str]:
 
 
 def fold(text: str) -> str:
-    """Fold a text for case-insensitive comparisons, equally on both databases. Its length stays the same."""
+    """Fold a text for case-insensitive comparisons, in the same way on both databases. Its length stays the same."""
     return text.replace("İ", "i").lower().replace("ς", "σ")
 
 

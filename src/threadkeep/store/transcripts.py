@@ -298,7 +298,7 @@ class Transcripts(Protocol):
         """Create a session with copies of another session's messages, numbered from 1, in one transaction.
 
         Active messages up to `at` are copied with their ids, times and tokens. If the message at `at` is superseded,
-        the messages that were active just before that are copied. A branch that exists already stays unchanged.
+        the messages that were active just before it was superseded are copied. An existing branch stays unchanged.
 
         Raises:
             SessionNotFound: there is no such session.

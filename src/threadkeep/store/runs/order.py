@@ -139,7 +139,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         return list(dict.fromkeys(run_id for (run_id,) in following))
 
     async def has_concurrent_runs(self, run_id: str) -> bool:
-        """Return True if other runs are queued or running in the same conversations as a run."""
+        """Return True if other runs are queued or running in the conversations of a run."""
         return bool(await self._ids("open_beside", run_id=run_id))
 
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
