@@ -150,7 +150,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
             await self._change(session, item.id, item, restores=True)
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace the stored item with this item's id, at its position. If there is none, append this item.
+        """Replace the stored item that has the same id, and keep its position. If there is none, append the item.
 
         Raises:
             NotFoundError: the user has no such thread, or retention has deleted the item.
@@ -169,7 +169,7 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         await _append(session, item_message(_NAME, note, role=None, text="[feedback]"))
 
     async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
-        """Store the metadata of an attachment (its name and type, for example, but not the file) for its user."""
+        """Store the metadata of an attachment (such as its name and type, but not the file) for its user."""
         value = json.dumps(_ATTACHMENT.dump_python(attachment, mode="json"))
         await self.memory.channels.state.keep(_scope(self._user_id(context)), attachment.id, value)
 

@@ -93,7 +93,7 @@ def _is_item(message: Message) -> bool:
 
 
 def _item(message: Message) -> TResponseInputItem | None:
-    """Return the item that the SDK stored, or an item made of the message's text. Return None for any other note."""
+    """Return the item that the SDK stored; for other messages, an item made of the text, or None for a note."""
     item = stored_item(_NAME, message)
     if item is None and message.role != "system" and message.content:
         item = {"role": message.role, "content": message.content}

@@ -339,7 +339,7 @@ class RunEndings:
     async def _keep_progress(self, active: ActiveRun) -> None:
         """Store the checkpoints of a run that are still in memory, so that a retry continues from there.
 
-        The checkpointer may use another database than the run tables. If only this database is down, wait at most
+        The checkpointer may use a different database from the run tables. If only its database is down, wait at most
         `keep_progress_seconds`; a retry then continues from an earlier checkpoint.
         """
         now, until = asyncio.get_running_loop().time, None
@@ -352,7 +352,7 @@ class RunEndings:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
-        """Store the pending checkpoints of a run; return False if the database is unavailable, so a retry may help."""
+        """Store the pending checkpoints of a run; return False if the database is unavailable and a retry may help."""
         # Only report errors other than `StoreUnavailable`: the run must end, even if a retry starts from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:

@@ -367,7 +367,7 @@ class RunExecution:
             return begin_state(run)
         ids = [str(one.get("id")) for one in interrupts_of(run)]
         answers = run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value}
-        # Without ids there is no answer to pass: the run goes on because one of its children was cancelled.
+        # Without question ids there is no answer to pass: the run goes on because one of its children was cancelled.
         if not run.resumed or not ids or not isinstance(answers, Mapping):
             return None
         # Only first questions are checked, because LangGraph itself ignores a repeated answer to a later question.
@@ -401,7 +401,7 @@ class RunExecution:
         }
 
     def _question_handlers(self) -> list[BaseCallbackHandler]:
-        """Return a callback that stores the question after middleware has changed it; none if no middleware can."""
+        """Return a callback that stores the question after middleware has changed it, or none if no middleware can."""
         run, resources = self._run, self.dependencies.resources
         recorder = self._workflow.recorder
         if recorder is None or not recorder.waits or run.session_id is None:

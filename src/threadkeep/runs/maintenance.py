@@ -51,7 +51,7 @@ class RunMaintenance:
         self._look.set()
 
     async def watch(self) -> None:
-        """Stop active runs of this process that were cancelled or belong to another process now."""
+        """Stop active runs of this process that were cancelled or now belong to another process."""
         before = [active for active in self._worker.active.values() if active.stop is None]
         if not before:
             return

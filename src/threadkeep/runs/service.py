@@ -46,7 +46,7 @@ class RunService(RunIntake):
     _closes_at = math.inf
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
-        """Wait until a run is over or waits for a person; return its result. A cancelled caller does not stop the run.
+        """Wait until a run is over or waits for a person; return its result. Cancelling the call does not stop the run.
 
         Raises:
             RunNotFound: there is no such run that the user may see.

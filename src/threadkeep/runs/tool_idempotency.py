@@ -50,7 +50,7 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
 
     If a call was started but its outcome is unknown, a person is asked, and replies `again`, `skip`, or the result.
     Both callbacks get a run's id. `keep` stores the run's checkpoints, so that a process that resumes it makes the same
-    tool call. `holds` returns True if this process certainly still owns the run. If it returns False for half a minute,
+    tool call. `holds` returns True if this process surely still owns the run. If it returns False for half a minute,
     `StoreUnavailable` is raised before the tool runs.
     """
 
@@ -124,7 +124,7 @@ class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 def last_answer(question: dict[str, Json], number: int) -> Json:
-    """Ask a person the question `number` of a step, and return the answer.
+    """Ask a person question number `number` of a step, and return the answer.
 
     When a step is resumed, LangGraph runs it again from the beginning, and returns the earlier answers in order.
     """

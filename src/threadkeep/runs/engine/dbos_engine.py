@@ -225,7 +225,7 @@ class DbosEngine(Engine):
                 return
 
     def _threadsafe[*A](self, callback: Callable[[*A], None]) -> Callable[[*A], None]:
-        """Return a function that runs a callback in the event loop from other threads."""
+        """Return a function that other threads can call to run `callback` in the event loop."""
 
         def call(*arguments: *A) -> None:
             with contextlib.suppress(RuntimeError):

@@ -138,7 +138,7 @@ class Engine(ABC):
         return self._stops.get(run_id)
 
     def holds(self, run_id: str) -> bool:
-        """Return True if this process certainly still owns a run. Call it before work that must not be done twice.
+        """Return True if it is certain that this process still owns a run. Call it before work that must run only once.
 
         Return False if this process has not renewed its lease for too long: another process may own the run by now.
         """

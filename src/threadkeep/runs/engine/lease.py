@@ -80,9 +80,9 @@ _PROCESSES = sqlalchemy.Table(
 class Heartbeats:
     """A lease on PostgreSQL: each process has a row with a counter, which increases while the process lives.
 
-    Clocks of different processes are never compared. A process declares another one dead if the other's counter does
-    not change for `dead_seconds`, during which it is read repeatedly. A process that was suspended, or could not reach
-    the database for a while, observes the counters for this time again before it declares any process dead.
+    Clocks of different processes are never compared. A process reads the counters repeatedly. It declares another
+    process dead if that one's counter does not change for `dead_seconds`. A process that was suspended, or could not
+    reach the database for a while, observes the counters for this time again before it declares any process dead.
     """
 
     def __init__(self, pool: sqlalchemy.Engine, name: str, dead_seconds: float) -> None:
@@ -148,7 +148,7 @@ class Heartbeats:
 
 
 def _now() -> float:
-    """Return monotonic seconds, if possible including the time that the machine slept."""
+    """Return a monotonic time in seconds. It includes the time that the machine slept, if the system can tell."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
