@@ -70,7 +70,7 @@ class Sender:
 
 @dataclass(frozen=True, kw_only=True)
 class IncomingMessage:
-    """A message of a chat.
+    """A message that a person sent in a chat with a bot.
 
     - `message_id`: stays the same if the platform sends the message again.
     - `results`: the fields of the message that a workflow's templates can use.

@@ -79,7 +79,7 @@ class SyncPage:
 
 
 class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
-    """The desks of a customer service. Its callbacks only name the desk that has new messages."""
+    """The desks (accounts) of a WeCom customer service. A callback only names the desk that has new messages."""
 
     kind: Literal["wecom_cs"] = "wecom_cs"
 
@@ -110,7 +110,7 @@ class WeComServiceChannel(WeComXmlChannel[WeComServiceOptions]):
         return DeskNotified(desk, text_in(fields, "Token")) if self.serves(desk) else Ignored("not_for_us")
 
     def serves(self, desk: str) -> bool:
-        """Return True if the bot serves a desk."""
+        """Return True if the option `desks` is empty or contains this desk."""
         return not self.options.desks or desk in self.options.desks
 
     def _update(self, item: Mapping[str, Json]) -> Update:

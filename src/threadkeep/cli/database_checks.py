@@ -200,7 +200,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _rights(missing: Sequence[MissingRights], condition: Condition) -> list[Finding]:
-    """Return a finding if the role lacks rights on PostgreSQL tables."""
+    """Return a finding if the database role lacks rights on PostgreSQL tables."""
     if not missing:
         return []
     role, schema = condition.engine["role"], missing[0].schema
@@ -408,7 +408,7 @@ class _Conversations:
             self.damaged += reader.damages.of()
 
     def finding(self) -> Finding:
-        """Return the finding about all conversations that were read."""
+        """Return the result of the check for all conversations that were read."""
         partly = "" if self.complete else f" Not all could be checked within {_GRAPH_STORE_SECONDS:g} seconds."
         if self.damaged:
             sessions = list({error.session_id: None for error in self.damaged})

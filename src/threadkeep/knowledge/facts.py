@@ -58,7 +58,7 @@ _COMPUTED_AT_ONCE = 2_000
 
 
 class Knowledge(ClockedTables, sql=OWNER_SQL):
-    """The facts of a database.
+    """The facts in a database: values of keys, such as `diet`, for sessions, workspaces and persons.
 
     A key has one valid fact in its scope, even with several writers and processes. Remembering the same value again
     confirms the fact. A different value ends its validity and creates a new fact, so nothing is overwritten.

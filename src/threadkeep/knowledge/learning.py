@@ -274,7 +274,7 @@ class DirectiveLearner:
     name = "directives"
 
     async def learn(self, record: Record) -> Sequence[Proposed]:
-        """Return the directives in the learnable messages, except those for a scope that the run does not have."""
+        """Return the directives in the learnable messages. Skip a directive for a scope that the run does not have."""
         found = []
         for seq, message in record.learnable.items():
             for one in accepted_directives(message.content)[0]:

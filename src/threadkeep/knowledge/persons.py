@@ -25,7 +25,7 @@ SEEN_INTERVAL = timedelta(hours=1)
 
 
 class Persons(ClockedTables, sql=OWNER_SQL):
-    """The persons of a database.
+    """The persons in a database, with all ids of each person.
 
     An id is a `user_id` or a channel's sender, such as `telegram:123`. Each id is a separate person until it is merged
     into another. A merge moves no data, so it can be undone: facts stay under their id and are found under all ids.

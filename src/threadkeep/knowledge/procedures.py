@@ -26,7 +26,7 @@ from threadkeep.store.statements import ClockedTables, text_filter
 
 
 class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
-    """The procedures of a database. Names are unique in a scope."""
+    """The procedures in a database. Each name is unique for its session, workspace or person."""
 
     async def teach(self, procedure: Procedure, *, user_id: str | None = None) -> Procedure:
         """Store a procedure, or replace the procedure with the same name, and return it.

@@ -89,7 +89,7 @@ class RelationOf(NamedTuple):
 
 @dataclass(frozen=True)
 class Promotion:
-    """A fact to store in a scope and to send to the graph, with its kind, its text and its relations."""
+    """A fact to store for a session, workspace or person, and to send to Graphiti with its kind, text and relations."""
 
     kind: PromotedKind
     text: str

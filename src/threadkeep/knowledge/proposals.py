@@ -65,7 +65,7 @@ class Reading:
 
 
 class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
-    """The table `chat_fact_proposals`.
+    """The table `chat_fact_proposals`: facts that learners found in messages, and the decisions about them.
 
     A learner reads each message once, even with several processes. If a person has rejected or undone a model's
     proposal, no proposal with the same key and value is created. A directive can be proposed again by another message.

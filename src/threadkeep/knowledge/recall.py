@@ -163,7 +163,7 @@ def _matches(term: str, alike: Collection[str]) -> Iterator[tuple[Collection[str
 
 
 class FactVectors:
-    """A cache of the vectors of facts in this process, per model."""
+    """A cache of the embedding vectors of facts, in this process and per model."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

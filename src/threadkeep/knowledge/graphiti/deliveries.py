@@ -85,7 +85,7 @@ class Lease:
 
 
 class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge.sql")):
-    """The tables `chat_graph_deliveries` and `chat_graph_groups`.
+    """The tables of messages for Graphiti (`chat_graph_deliveries`) and of their groups (`chat_graph_groups`).
 
     A message is queued, sent, confirmed or dead, which means given up. Guarantees: one process at a time owns a group.
     Only that process marks a message as sent, before sending it, and only with consent. A message is in a group at most

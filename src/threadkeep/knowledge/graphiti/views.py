@@ -106,12 +106,12 @@ class PromotedView(BaseModel):
 
     @classmethod
     def of(cls, promoted: Promoted) -> Self:
-        """Return the view of a promoted fact."""
+        """Return the view of a fact that was stored and, if allowed, queued for Graphiti."""
         return cls(fact=FactView.of(promoted.fact), queued=promoted.queued, closed=promoted.closed)
 
 
 class UndoInput(BaseModel, extra="forbid", json_schema_extra=example(fact_id="0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10")):
-    """The fact to take back, in the database and in Graphiti."""
+    """The fact whose promotion to undo, in the database and in Graphiti."""
 
     fact_id: Annotated[str, Field(min_length=1, max_length=64)]
 
