@@ -191,7 +191,7 @@ class Archive:
         return {str(message_id): int(seq) for message_id, seq in await connection.fetch(*wanted)}
 
     async def _supersede(self, connection: Connection, session_id: str, known: Sequence[Message]) -> None:
-        """Mark messages that are already stored as superseded if they are superseded in the export."""
+        """Mark stored messages as superseded if they are superseded in the export."""
         marks = [{**marks_of(message), "id": message.id} for message in known if message.superseded_at is not None]
         seqs: list[int] = []
         for mark in marks:

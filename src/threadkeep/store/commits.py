@@ -386,7 +386,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
 
 
 def _graph_rows(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> list[dict[str, object]]:
-    """Return the Graphiti row of a turn, if any. `left` counts the group's messages of its session from the turn on."""
+    """Return the turn's Graphiti row, if any. `left` counts the session's messages in the group from this turn on."""
     row = graph_turns.row(prepared.turn, prepared.messages, now=prepared.now)
     seqs = {"first_behind": left - 1, "last_behind": left - len(prepared.columns)}
     return [] if row is None else [{**row, **seqs}]

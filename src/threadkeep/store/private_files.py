@@ -60,7 +60,7 @@ def make_private_file(path: Path) -> None:
 def tighten_database(path: Path) -> None:
     """Remove the permissions of other users from a SQLite file and the files that SQLite created next to it.
 
-    If a user named the path, first open it as a database, because any other file or folder must keep its permissions.
+    If a user named the path, first read it as a database, because any other file or folder must keep its permissions.
     """
     for file in (path, *beside(path)):
         tighten(file)
