@@ -288,7 +288,7 @@ def _questions(run: Run) -> list[str | None]:
 
 
 def notify_trouble(memory: Memory, work: ChannelWork, error: Exception | str, channel: Channel | None = None) -> None:
-    """Report that `work`, such as polling, failed and will be retried, for one bot or (None) for all."""
+    """Report that `work`, such as polling, failed and will be retried, for one bot or, without a `channel`, for all."""
     name = error if isinstance(error, str) else type(error).__name__
     bot = None if channel is None else channel.name
     event = ChannelTrouble(channel="other" if channel is None else channel.kind, bot=bot, work=work, error=name)

@@ -140,7 +140,7 @@ async def search_messages(
 
 
 async def reset_session(session: SessionIdArgument, user: UserId = None) -> None:
-    """Hide all messages so far from the model. The transcript keeps them."""
+    """Hide all existing messages from the model. The transcript keeps them."""
     async with opened_session(session, user) as (handle, _):
         await handle.reset()
         info = await handle.info()

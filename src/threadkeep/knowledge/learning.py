@@ -146,7 +146,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         learnable = {m.seq: m for m in messages if m.role == "user" and m.seq is not None and m.seq > before_seq}
         if not learnable and not is_more:
             return 0, False
-        # If the learner failed before, pass only unread messages: an earlier one, passed as context, may be the cause.
+        # If the learner failed before, pass only unread messages: an earlier message, as context, may be the cause.
         first_seq = before_seq if (request.session_id, learner.kind) in self._refused else -1
         lines = [quoted_message(m, m.content[:_MOST_CHARACTERS]) for m in messages if (m.seq or 0) > first_seq]
         known = [scope for message in messages if (scope := (workspaces or {}).get(message.run_id or ""))]

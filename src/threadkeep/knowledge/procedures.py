@@ -59,7 +59,7 @@ class Procedures(ClockedTables, sql=(*OWNER_SQL, "procedures.sql")):
     async def all(
         self, scope: Scope | None = None, *, text: str | None = None, active: bool | None = None, limit: int = 100
     ) -> list[Procedure]:
-        """Return up to `limit` procedures of one scope or of all, last changed first.
+        """Return up to `limit` procedures of one scope or of all scopes, last changed first.
 
         If `text` is given, the name or the description contains it. `active` selects active or inactive procedures.
         """

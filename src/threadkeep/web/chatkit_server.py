@@ -238,7 +238,7 @@ async def serve(app: App, body: bytes, context: ChatKitRequest) -> Response:
     """Return the response to a request from ChatKit's page.
 
     Raises:
-        ProblemRaised: this is not a ChatKit request, or its thread, item or attachment is not found.
+        ProblemRaised: the body is not a ChatKit request, or its thread, item or attachment is not found.
     """
     try:
         result = await ChatServer(app).process(body, context)

@@ -85,7 +85,7 @@ class GraphitiClient(Protocol):
         """
 
     async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
-        """Return up to `last` messages of a group, none if the group is unknown; for the order see `newest_first`."""
+        """Return up to `last` messages of a group, or none if the group is unknown. `newest_first` tells the order."""
 
     async def search(
         self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None

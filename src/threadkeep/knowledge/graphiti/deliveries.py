@@ -190,7 +190,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         self._count_dead(len(numbers), reason)
 
     async def give_up_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
-        """Give up the queued and unconfirmed messages (or only the queued) of one group or of all. Return how many."""
+        """Give up queued and, unless `queued_only`, unconfirmed messages of one group or of all. Return how many."""
         row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
         return self._count_dead(await self._execute("give_up_open", row), reason)
 

@@ -1,4 +1,4 @@
-"""The MCP client of Graphiti. Unlike the REST server, this one deletes reliably, and its workers survive failures.
+"""Graphiti's MCP client. Unlike the REST server, the MCP server deletes reliably, and its workers survive failures.
 
 Errors arrive inside successful responses and may quote messages, so their text is not passed on.
 """

@@ -118,7 +118,7 @@ class Graphiti:
         return self.options is not None and self.options.recall_enabled
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return facts that are relevant to an input, within the deadline of the options; none if recall is off.
+        """Return facts that are relevant to an input, within the configured deadline, or no facts if recall is off.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -345,7 +345,7 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue up to `limit` earlier turns for Graphiti: of some sessions, of a user, or all. Call again for more.
+        """Queue up to `limit` earlier turns of all or of the chosen sessions for Graphiti. Call again for more turns.
 
         They are sent after new turns, with a limit per minute. Stored messages do not record their workspace, so all
         turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.

@@ -47,7 +47,7 @@ class TrustInput(
 
 
 class TrustView(BaseModel):
-    """The workspaces whose data may be sent to Graphiti, if there is consent; null means runs without one."""
+    """The workspaces whose data may be sent to Graphiti, if there is consent; null means runs without a workspace."""
 
     trusted: list[str | None]
 

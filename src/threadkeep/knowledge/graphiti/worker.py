@@ -1,4 +1,4 @@
-"""Delivery of queued messages to Graphiti, in order within a group, and in parallel for several."""
+"""Delivery of queued messages to Graphiti, in order within a group, and in parallel for several groups."""
 
 from __future__ import annotations
 

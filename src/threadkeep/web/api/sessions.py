@@ -116,7 +116,7 @@ async def delete_session(session_id: SessionId, app: AppInUse, user_id: UserId =
 
 @router.post("/{session_id}/reset", summary="Reset a session", responses=_FAILURES)
 async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
-    """Hide all messages so far from the model, after earlier turns have finished. The transcript keeps them."""
+    """Hide all existing messages from the model, after earlier turns have finished. The transcript keeps them."""
     session, found = await AllSessions(app.memory).find(session_id, user_id=user_id)
     if found.namespace:
         await session.reset()

@@ -181,7 +181,7 @@ async def complete(
     """Answer the new messages of a conversation with the memory of its session.
 
     The header `X-Session-Id` names the session. Without it, the last session of `user` continues. Without a `user`, a
-    new session begins, with the earlier messages. The response has the same header. A request with a repeated
+    new session begins with the request's earlier messages. The response has the same header. A request with a repeated
     `Idempotency-Key` gets the stored answer. System messages are ignored.
     """
     user_id = caller.user(body.user)

@@ -113,7 +113,7 @@ async def show_knowledge(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
     proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
-    """Show proposed facts without a decision, stored facts (both most recently changed first), and Graphiti's state."""
+    """Show proposed facts without a decision and stored facts, each last changed first, and Graphiti's state."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor("facts", cursor))
     facts, following = await app.memory.knowledge.facts_page(query)

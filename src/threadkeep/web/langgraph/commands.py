@@ -92,7 +92,7 @@ def user_of(start: Start, caller: Caller, named: str | None) -> str | None:
 
 
 async def start_run(app: App, thread_id: str | None, start: Start, *, mode: Mode = "wait") -> Submitted:
-    """Start a run, in a thread or without one.
+    """Start a run in a thread, or without a thread.
 
     Raises:
         InvalidInput: there is nothing to answer.

@@ -218,7 +218,7 @@ class RunEvents:
     async def _add_end(self, run: Run) -> None:
         for message_id in list(self._open):
             self._finish_message(message_id)
-        # A run can wait and then be cancelled. It has last events for both; the events of its end have higher numbers.
+        # A run can wait and then be cancelled. It then has two sets of last events; the second set has higher numbers.
         self.run, self._seq = run, max(self._seq, seq_base(run) + (_END_SEQ * 3 // 2 if run.over else _END_SEQ))
         asked = questions(run) if run.status == "waiting" else []
         for one in asked:

@@ -191,7 +191,7 @@ type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
 def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run. Also return the ids of questions if it maps them to answers, else no ids."""
+    """Return the answer to a waiting run, and the ids of the questions that it answers (empty if it names no ids)."""
     asked = {one.id for one in questions(waiting)}
     if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
         return cast("Json", given), ()

@@ -83,7 +83,7 @@ class CreatedThread:
         return None if kept is None else ThreadBody.model_validate_json(kept)
 
     async def keep(self, metadata: Mapping[str, Json]) -> tuple[ThreadBody, bool]:
-        """Store the thread until its first run, in `ChannelState`. Return it, and True if it was already there."""
+        """Store the thread until its first run, in `ChannelState`. Return it, and True if it was stored before."""
         now = self._memory.clock()
         thread = ThreadBody(
             thread_id=self._session.session_id, created_at=now, updated_at=now, metadata=dict(metadata), status="idle"
