@@ -49,6 +49,14 @@ def test_every_shown_command_exists(one: Page) -> None:
     assert not wrong
 
 
+def test_every_command_that_the_console_names_exists() -> None:
+    pages = [path.read_text() for path in (ROOT / "src/threadkeep/web/console/templates").iterdir()]
+    named = re.findall("<code>(threadkeep .+?)</code>|`(threadkeep .+?)`", "".join(pages))
+    shown = [command for texts in named for command in commands_of("".join(texts).replace("…", "words"))]
+    assert len(shown) > 5
+    assert [command for command in shown if not exists(command)] == []
+
+
 def test_every_shown_extra_exists() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         there = set(tomllib.load(file)["project"]["optional-dependencies"])

@@ -274,6 +274,25 @@ async def test_pieces_of_a_lost_connection_are_not_shown_twice(tmp_path: Path) -
         gate.open()
 
 
+async def test_a_page_that_gets_the_focus_shows_what_changed_meanwhile(tmp_path: Path) -> None:
+    """A reader who returns sees the messages of another tab, and keeps what was typed. An error page continues, too."""
+    async with (
+        opened_app(ScriptedModel(["Two.", "Four."]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await page.goto("/console/sessions/s")
+        await page.get_by_text("This session was deleted or never existed").wait_for()
+        await said(client, "s", "One.")
+        await page.evaluate("dispatchEvent(new Event('focus'))")
+        await page.locator(".message .text").filter(has_text="Two.").wait_for()
+        await page.fill(".composer textarea", "And five?")
+        await said(client, "s", "Three.")
+        await page.evaluate("dispatchEvent(new Event('focus'))")
+        await page.locator(".message .text").filter(has_text="Four.").wait_for()
+        assert await page.locator(".composer textarea").input_value() == "And five?"
+
+
 async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
     """Tab leads to the link past the header, and a slash to the search. After an edit the focus is not lost."""
     model = ScriptedModel(["Two."])

@@ -33,6 +33,16 @@ async def history(client: httpx2.AsyncClient, session_id: str) -> list[Mapping[s
     return messages
 
 
+@pytest.mark.parametrize("address", ["sessions/gone", "runs/gone", "runs/gone/calls/1", "sessions/gone/calls"])
+async def test_an_error_page_says_what_a_reader_can_do(client: httpx2.AsyncClient, address: str) -> None:
+    """It names no address of the API."""
+    page = await opened(client, f"/console/{address}", status=404)
+    assert "GET /" not in page.words
+    assert "/docs lists" not in page.words
+    if address.endswith("calls/1"):
+        assert "Call not found" in page.words
+
+
 async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2.AsyncClient) -> None:
     """The form of the empty first page leads to the transcript with the answer."""
     first = await opened(client, "/")

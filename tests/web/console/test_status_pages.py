@@ -14,6 +14,7 @@ from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
 from threadkeep.knowledge.proposals import Proposed, Reading
 from threadkeep.records.knowledge import ProposalQuery, Scope
+from threadkeep.testing import FakeGraphiti
 
 
 async def proposed(app: App, session_id: str, *facts: Proposed) -> None:
@@ -73,6 +74,26 @@ async def test_a_person_with_a_long_id_decides_with_a_token(tmp_path: Path) -> N
         await sent(client, (await opened(client, "/console/knowledge")).form("/accept"))
         [one], _ = await app.memory.proposals.page(ProposalQuery())
         assert (one.status, one.decided_by) == ("accepted", f"token of {person}"[:512])
+
+
+async def test_graphiti_names_the_commands_that_it_needs(tmp_path: Path) -> None:
+    """The page names the command for missing consent, missing trust and given-up messages. A granted consent is good."""
+    async with FakeGraphiti(backend="neo4j") as graphiti:
+        options = {"graphiti_enabled": True, "graphiti_endpoint": graphiti.url, "workspace": "shop"}
+        async with opened_app(DemoModel(), settings_for(tmp_path, **options)) as app, client_of(app) as client:
+            closed = await opened(client, "/console/knowledge")
+            assert "threadkeep knowledge consent --grant" in closed.words
+            assert "threadkeep knowledge trust" in closed.words
+            await app.memory.graphiti.grant(["chat_text"], by="ops")
+            await app.memory.graphiti.consents.trust("shop", by="ops")
+            graphiti.fail("status", "/messages", status=400)
+            await said(client, "s", "The gate opens with the tulip key.")
+            await app.memory.graphiti.deliver()
+            page = await opened(client, "/console/knowledge")
+    assert "threadkeep knowledge consent" not in page.words
+    assert "threadkeep knowledge trust" not in page.words
+    assert 'class="badge good">granted' in page.text
+    assert "threadkeep knowledge deliveries retry" in page.words
 
 
 async def test_open_answers_of_bots_are_shown(client: httpx2.AsyncClient, app: App) -> None:

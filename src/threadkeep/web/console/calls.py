@@ -211,7 +211,7 @@ async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[Sto
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:
-        raise ProblemRaised(make_problem(404, "run-not-found", _NO_CALL))
+        raise ProblemRaised(make_problem(404, "call-not-found", _NO_CALL))
     return found[number], len(found)
 
 

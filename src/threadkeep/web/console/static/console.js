@@ -266,3 +266,12 @@ function begin() {
 
 begin();
 setInterval(showTimes, 60_000);
+
+// Another tab or person may have changed a transcript or a list meanwhile.
+let returning = false;
+addEventListener("focus", async () => {
+  if (returning || !document.querySelector(".chat, .list, .tree, .table, .narrow[role=alert]")) return;
+  returning = true;
+  await refresh();
+  returning = false;
+});
