@@ -182,6 +182,27 @@ async def test_a_topic_gets_its_reply_in_the_topic(tmp_path: Path, telegram: Fak
     assert (call["chat_id"], call["message_thread_id"]) == (-100123, 5)
 
 
+async def test_a_reply_to_a_deleted_topic_of_a_private_chat_arrives_in_the_chat(
+    tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    telegram.refuse(400, "Bad Request: message thread not found", times=2)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"])) as desk:
+        await desk.say("Hi.", is_topic_message=True, message_thread_id=5)
+        assert await desk.answered() == ["ok"]
+        assert await desk.statuses() == ["delivered"]
+    [call] = telegram.calls()
+    assert (call["chat_id"], "message_thread_id" in call) == (7, False)
+
+
+async def test_a_reply_to_a_deleted_topic_of_a_group_fails(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """It is not sent to another topic of the group, which other people read."""
+    telegram.refuse(400, "Bad Request: message thread not found", times=3)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"])) as desk:
+        await desk.say("/ask", chat=GROUP, is_topic_message=True, message_thread_id=5)
+        await until(lambda: _has_statuses(desk, "failed"))
+    assert telegram.calls() == []
+
+
 async def test_a_quoted_message_is_shown_to_the_model(tmp_path: Path, telegram: FakeTelegram) -> None:
     """The quoted message is not stored in the transcript."""
     model = ScriptedModel(["Because of snow."])
@@ -623,7 +644,12 @@ async def test_the_reply_of_a_resumed_run_is_delivered(
 
 @asynccontextmanager
 async def asking_bot(
-    url: str, folder: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch, question: str = "'Ship it?'"
+    url: str,
+    folder: Path,
+    telegram: FakeTelegram,
+    monkeypatch: pytest.MonkeyPatch,
+    question: str = "'Ship it?'",
+    **settings: Any,
 ) -> AsyncIterator[BotDesk]:
     """Open a bot whose workflow asks a person a question."""
     name = f"asking_{uuid4().hex}"
@@ -631,7 +657,7 @@ async def asking_bot(
     monkeypatch.syspath_prepend(str(folder))
     given: dict[str, Any] = {"environment": {"workflows": f"asking={name}:graph"}, "workflow": "asking"}
     given["group_messages"] = "all"
-    async with opened_bot(url, folder, telegram, ScriptedModel([]), **given) as desk:
+    async with opened_bot(url, folder, telegram, ScriptedModel([]), **given, **settings) as desk:
         yield desk
 
 
@@ -655,6 +681,26 @@ async def test_a_message_in_the_chat_resumes_a_waiting_run(
         await desk.say("Another one.", 4)
         assert (await desk.answered(4))[3] == "Ship it?"
     assert telegram.calls()[2]["reply_parameters"]["message_id"] == 103
+
+
+@pytest.mark.parametrize("database_url", ["sqlite-file", "postgres"], indirect=True)
+async def test_an_answer_to_a_damaged_run_does_not_stop_the_bot(
+    database_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer begins a new run, /new works, and the messages of other people are polled."""
+    other = {"from": {"id": 8, "is_bot": False, "first_name": "Ben"}, "chat": {"id": 8, "type": "private"}}
+    polling: dict[str, Any] = {"receive": "polling", "secret": ""}
+    async with asking_bot(database_url, tmp_path, telegram, monkeypatch, **polling) as desk:
+        telegram.push(update("Order it.", 1))
+        await desk.answered()
+        damaged_bytes = "X'01ff'" if database_url.startswith("sqlite") else "decode('01ff', 'hex')"
+        await asyncio.to_thread(execute, database_url, f"UPDATE chat_runs SET result = {damaged_bytes}")
+        telegram.push(update("yes", 2), update("Order one for me.", 3, **other))
+        assert await desk.answered(3) == ["Ship it?"] * 3
+        await asyncio.to_thread(execute, database_url, f"UPDATE chat_runs SET result = {damaged_bytes}")
+        telegram.push(update("/new", 4))
+        assert await desk.answered(4) == ["Ship it?"] * 3 + [TEXTS["en"].new]
+    assert sorted(call["chat_id"] for call in telegram.calls()) == [7, 7, 7, 8]
 
 
 async def test_new_cancels_the_waiting_run(

@@ -29,6 +29,7 @@ from threadkeep.channels.wecom_aibot import STREAM_TIME, AnswerStreams, WeComAIB
 from threadkeep.errors import (
     InvalidInput,
     KnowledgeNotFound,
+    RecordUnreadable,
     RunNotFound,
     SessionBusy,
     SessionDamaged,
@@ -54,6 +55,8 @@ _ALBUM_TIME = timedelta(days=1)
 """The time for which a platform may send or repeat the pictures of an album."""
 _ALBUM_PAUSE = timedelta(seconds=2)
 """The delay of a picture's answer, because a caption of the same album may arrive after the picture."""
+
+_DAMAGES = (SessionDamaged, RecordUnreadable)
 
 type Started = tuple[IncomingMessage, str]
 """A message and the id of the run that answers it."""
@@ -106,7 +109,7 @@ class Intake:
         try:
             await self._take(bot, update, started, again)
         except ThreadkeepError as error:
-            if isinstance(error, StoreError) and not isinstance(error, SessionDamaged):
+            if isinstance(error, StoreError) and not isinstance(error, _DAMAGES):
                 raise
             self._notify_trouble(error, bot)
 
@@ -258,8 +261,9 @@ class Intake:
         runs = await self._runs.service()
         try:
             await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
-        except (InvalidInput, RunNotFound):
-            # The question was answered already, by another person or by a repeated message, so start a run instead.
+        except (InvalidInput, RunNotFound, RecordUnreadable):
+            # The question was answered already, by another person or by a repeated message, or the run is damaged. So
+            # start a run instead.
             return await self._answer(bot, message, started) or added
         self.in_background(self._until_ready(bot, (message, run.run_id)))
         return added
@@ -300,7 +304,7 @@ class Intake:
             return False
         try:
             submitted = await self._submit(bot, request, mode="wait" if started is None else "later")
-        except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput) as error:
+        except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput, *_DAMAGES) as error:
             busy = isinstance(error, SessionBusy)
             if not busy:
                 # Report these errors, because an operator must act: for example, the workflow is missing.
