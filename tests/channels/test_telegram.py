@@ -108,7 +108,7 @@ def test_a_caption_is_the_text_of_a_photo() -> None:
     assert message(photo=[{}], caption=text, caption_entities=[mention(text)], chat=GROUP).text == "what is this?"
 
 
-@pytest.mark.parametrize("media", ["sticker", "photo", "voice", "document", "location"])
+@pytest.mark.parametrize("media", ["sticker", "photo", "voice", "document", "location", "rich_message"])
 def test_media_without_a_caption_is_ignored(media: str) -> None:
     """Media get a reply that the bot reads text only. Service messages of a group get none."""
     fields: dict[str, Any] = {media: {"file_id": "f"}}
@@ -274,6 +274,14 @@ def test_other_updates_are_ignored_with_a_reason(body: str, expected: str) -> No
     """The callback succeeds, because Telegram would repeat a refused update."""
     [found] = PLATFORM.channel().receive(PLATFORM.callback(body)).updates
     assert reason(found) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"group_messages": "all"}])
+def test_direct_messages_to_a_channel_are_ignored(options: dict[str, Any]) -> None:
+    """All people who write to a channel share one chat, so they would share a session."""
+    chat = {**GROUP, "is_direct_messages": True}
+    fields = {"text": "/start", "chat": chat, "direct_messages_topic": {"topic_id": 7}}
+    assert reason(update(channel=PLATFORM.channel(**options), **fields)) == "chat_type"
 
 
 def test_messages_of_other_bots_are_ignored() -> None:

@@ -54,8 +54,8 @@ SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"  # noqa: S105 - the name of th
 _ADDRESS = ("chat_id", "message_id", "message_thread_id")
 _WORDS = frozenset({"text", "caption"})
 _MEDIA = frozenset(
-    {"animation", "audio", "contact", "dice", "document", "game", "location", "paid_media", "photo", "poll"}
-    | {"sticker", "story", "venue", "video", "video_note", "voice"}
+    {"animation", "audio", "checklist", "contact", "dice", "document", "game", "live_photo", "location", "paid_media"}
+    | {"photo", "poll", "rich_message", "sticker", "story", "venue", "video", "video_note", "voice"}
 )
 
 _TOKEN = re.compile(r"([0-9]{1,20}):[A-Za-z0-9_-]{1,256}")
@@ -150,7 +150,9 @@ class TelegramChannel:
     ) -> UpdateReason | None:
         if kind not in self.options.allowed_updates:
             return "kind"
-        if text_in(object_in(message, "chat"), "type") not in self.options.chat_types:
+        chat = object_in(message, "chat")
+        # All people who write to a channel share its chat of direct messages, and would share a session.
+        if chat.get("is_direct_messages") is True or text_in(chat, "type") not in self.options.chat_types:
             return "chat_type"
         if _sender_of(event).get("is_bot") is True:
             return "from_bot"

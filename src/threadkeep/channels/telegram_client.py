@@ -104,6 +104,10 @@ class TelegramClient:
         answer = await self._send_message(address, part, formatted=True)
         if answer.status == 400 and "migrate_to_chat_id" not in answer.parameters:
             answer = await self._send_message(address, part, formatted=False)
+            in_private_topic = "message_thread_id" in address and not text_in(address, "chat_id").startswith("-")
+            if answer.status == 400 and in_private_topic:
+                # The person may have deleted the topic of the private chat, so write to the chat without a topic.
+                answer = await self._send_message({**address, "message_thread_id": ""}, part, formatted=False)
         return _outcome(answer, address)
 
     async def show_working(self, address: Address) -> None:
