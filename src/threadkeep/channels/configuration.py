@@ -90,10 +90,13 @@ class TelegramSettings(BotSettings):
 
 
 class WeComSettings(BotSettings):
-    """Settings of a WeCom callback, signed with `token` and encrypted with `encoding_aes_key`."""
+    """Settings of a corporation's callback, signed with `token` and encrypted with `encoding_aes_key`."""
 
+    corp_id: str
+    secret: SecretStr = Field(min_length=1)
     token: SecretStr
     encoding_aes_key: SecretStr
+    receive: Literal["webhook"] = "webhook"
     api: ApiAddress = wecom_client.API
 
 
@@ -101,10 +104,7 @@ class WeComDirectSettings(WeComSettings):
     """Settings of a WeCom application that belongs to a corporation. WeCom issues its `secret`."""
 
     kind: Literal["wecom_dm"]
-    corp_id: str
     agent_id: str
-    secret: SecretStr = Field(min_length=1)
-    receive: Literal["webhook"] = "webhook"
 
     def channel(self) -> WeComDirectChannel:
         """Create the application's channel, which verifies and parses its callbacks, from these settings.
@@ -119,9 +119,6 @@ class WeComServiceSettings(WeComSettings):
     """Settings of WeCom Customer Service for a corporation. WeCom issues the `secret` for the customer service."""
 
     kind: Literal["wecom_cs"]
-    corp_id: str
-    secret: SecretStr = Field(min_length=1)
-    receive: Literal["webhook"] = "webhook"
     desks: frozenset[str] = frozenset()
     # Customers write several short messages in a row, so answer them together.
     double_texting: DoubleTexting | None = "coalesce"
@@ -135,7 +132,7 @@ class WeComServiceSettings(WeComSettings):
         return WeComServiceChannel(self.options(WeComServiceOptions))
 
 
-class WeComAIBotSettings(WeComSettings):
+class WeComAIBotSettings(BotSettings):
     """Settings of an AI bot. WeCom sends callbacks, unless the bot opens a long connection.
 
     Callbacks need `token` and `encoding_aes_key`; the connection needs `bot_id` and `secret`. `receive_id`, the
@@ -148,6 +145,7 @@ class WeComAIBotSettings(WeComSettings):
     receive: Literal["webhook", "connection"] = "webhook"
     secret: SecretStr = SecretStr("")
     connection: Annotated[str, Field(pattern=r"^wss?://[^/\s]+.*$")] = wecom_connection.ADDRESS
+    api: ApiAddress = wecom_client.API
     bot_id: str = ""
     bot_name: str = ""
     receive_id: str | None = ""

@@ -169,16 +169,20 @@ def outcome_of(answer: WeComAnswer) -> Outcome:
     return Later(answer.problem, uncertain=answer.uncertain)
 
 
-class WeComClient:
+class ShowsNoWork:
+    """A client of a platform that cannot show that a bot is working, or of a bot whose stream shows it."""
+
+    async def show_working(self, address: Address) -> None:
+        """Do nothing."""
+
+
+class WeComClient(ShowsNoWork):
     """The base class of clients that call WeCom's API for one application."""
 
     can_send = True
 
     def __init__(self, api: WeComApi) -> None:
         self.api = api
-
-    async def show_working(self, address: Address) -> None:
-        """Do nothing: WeCom cannot show that a bot is working."""
 
     async def account(self) -> Account | str:
         """Return the state of the access token, or the name of an error."""
@@ -236,7 +240,7 @@ class WeComServiceClient(WeComClient):
         return answer
 
 
-class WeComAIBotClient:
+class WeComAIBotClient(ShowsNoWork):
     """A client that sends an AI bot's answers if WeCom has not fetched them. A message can be answered only once."""
 
     can_send = True
@@ -257,9 +261,6 @@ class WeComAIBotClient:
         if answer.code in (None, -1, 45009):
             return Later(answer.problem, uncertain=answer.uncertain)
         return Sent(is_all=True) if answer.ok else Refused(answer.problem)
-
-    async def show_working(self, address: Address) -> None:
-        """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
         """Return no data, because WeCom has no API that describes the bot."""

@@ -40,7 +40,7 @@ from threadkeep.channels.contract import (
 )
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.wecom_aibot import NOTHING, STREAM_TIME, WeComAIBotChannel
-from threadkeep.channels.wecom_client import WeComAnswer, outcome_of
+from threadkeep.channels.wecom_client import ShowsNoWork, WeComAnswer, outcome_of
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
@@ -74,7 +74,7 @@ class _Stream:
         return {"msgtype": "stream", "stream": {"id": self.id, "finish": finished, "content": text}}
 
 
-class AIBotConnection(Receiver):
+class AIBotConnection(Receiver, ShowsNoWork):
     """The connection of an AI bot, and the client that sends its answers.
 
     Only one process at a time is connected. Answers are streamed until the connection or the stream's time ends; after
@@ -112,9 +112,6 @@ class AIBotConnection(Receiver):
         message: dict[str, Json] = {"chatid": text_in(address, "chat"), "msgtype": "markdown"}
         answer = await self._ask("aibot_send_msg", {**message, "markdown": {"content": part.text}})
         return outcome_of(answer)
-
-    async def show_working(self, address: Address) -> None:
-        """Do nothing: the stream shows that the bot is working."""
 
     async def account(self) -> Account | str:
         """Return no data, because a request would need a second connection, and that would end the first connection."""

@@ -17,6 +17,7 @@ from threadkeep.cli.shared import read_settings
 from threadkeep.cli.terminal import Finding, Level, counted, duration, file_size, terminal
 from threadkeep.errors import (
     DatabaseFileReplaced,
+    GraphitiError,
     InvalidInput,
     InvalidSettings,
     InvalidWorkflow,
@@ -153,14 +154,14 @@ async def check_graphiti(settings: Settings) -> list[Finding]:
     seconds = min(options.timeout_seconds, _GRAPHITI_SECONDS)
     try:
         client = open_client(replace(options, timeout_seconds=seconds))
-    except InvalidInput as error:
+        try:
+            for _, check in client.checks():
+                if (problem := await check()) is not None:
+                    return [_graphiti_fails(problem)]
+        finally:
+            await client.close()
+    except (InvalidInput, GraphitiError) as error:
         return [_graphiti_fails(str(error))]
-    try:
-        for _, check in client.checks():
-            if (problem := await check()) is not None:
-                return [_graphiti_fails(problem)]
-    finally:
-        await client.close()
     return [Finding("graphiti", "ok", f"The server at {options.endpoint} answers ({options.transport}).")]
 
 

@@ -77,7 +77,7 @@ async def test_a_person_with_a_long_id_decides_with_a_token(tmp_path: Path) -> N
 
 
 async def test_graphiti_names_the_commands_that_it_needs(tmp_path: Path) -> None:
-    """The page names the command for missing consent, missing trust and given-up messages. A granted consent is good."""
+    """The page names the commands for missing consent and trust, and for given-up messages. Granted consent is good."""
     async with FakeGraphiti(backend="neo4j") as graphiti:
         options = {"graphiti_enabled": True, "graphiti_endpoint": graphiti.url, "workspace": "shop"}
         async with opened_app(DemoModel(), settings_for(tmp_path, **options)) as app, client_of(app) as client:

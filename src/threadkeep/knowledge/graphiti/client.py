@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from threadkeep.records import Json
 
 type Step = Callable[[], Awaitable[str | None]]
-"""A check that returns a problem and its solution, or None if there is no problem."""
+"""A check that returns a problem and its solution, or None. A `GraphitiError` that it raises is a problem, too."""
 
 type MayContinue = Callable[[], Awaitable[bool]]
 """A check that returns True if the next message may still be sent."""

@@ -115,20 +115,14 @@ class McpClient:
             await connection.close()
 
     async def _missing_tools(self) -> str | None:
-        try:
-            listed = await self._request(lambda client: client.list_tools())
-        except GraphitiError as error:
-            return str(error)
+        listed = await self._request(lambda client: client.list_tools())
         missing = [name for name in _TOOLS if name not in {tool.name for tool in listed.tools}]
         return (
             f"It has no {', '.join(missing)}; use Graphiti's MCP server of version 0.31 or later." if missing else None
         )
 
     async def _database_problem(self) -> str | None:
-        try:
-            status = (await self._call("get_status", {})).get("status")
-        except GraphitiError as error:
-            return str(error)
+        status = (await self._call("get_status", {})).get("status")
         return None if status == "ok" else "It cannot read its database; check its log and the database."
 
     async def _call(self, tool: str, arguments: dict[str, Json], *, seconds: float | None = None) -> Mapping[str, Json]:
