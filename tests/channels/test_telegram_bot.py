@@ -195,7 +195,7 @@ async def test_a_reply_to_a_deleted_topic_of_a_private_chat_arrives_in_the_chat(
 
 
 async def test_a_reply_to_a_deleted_topic_of_a_group_fails(tmp_path: Path, telegram: FakeTelegram) -> None:
-    """It is not sent to another topic of the group, which other people read."""
+    """The answer is not sent to another topic of the group, which other people read."""
     telegram.refuse(400, "Bad Request: message thread not found", times=3)
     async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"])) as desk:
         await desk.say("/ask", chat=GROUP, is_topic_message=True, message_thread_id=5)

@@ -35,7 +35,7 @@ async def history(client: httpx2.AsyncClient, session_id: str) -> list[Mapping[s
 
 @pytest.mark.parametrize("address", ["sessions/gone", "runs/gone", "runs/gone/calls/1", "sessions/gone/calls"])
 async def test_an_error_page_says_what_a_reader_can_do(client: httpx2.AsyncClient, address: str) -> None:
-    """It names no address of the API."""
+    """The page of a missing session, run or call names no address of the API."""
     page = await opened(client, f"/console/{address}", status=404)
     assert "GET /" not in page.words
     assert "/docs lists" not in page.words
