@@ -9,7 +9,7 @@ export VENV
 PYTHON_HERE := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow suites lowest browser chaos fuzz lint type docs bench fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
+.PHONY: help setup run test slow suites lowest browser chaos fuzz lint type docs bench peers fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +66,10 @@ docs: with-dev ## check that the docs are complete and that their code runs; bui
 
 bench: with-bench ## compare the speed with raw SQL and other memories; writes into docs/
 	$(PYTHON_HERE) -m bench $(ARGS)
+
+peers: with-dev ## compare with the memories of other frameworks, in the environment of the adapters; writes into docs/
+	@VENV=.venv-adapters sh scripts/setup.sh adapters
+	.venv-adapters/bin/python -m bench.peers $(ARGS)
 
 fmt: with-dev ## format the code, and fix what ruff can fix
 	$(PYTHON_HERE) -m ruff check --fix .

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, cast
 
 type Engine = Literal["sqlite", "postgres"]
-type Kind = Literal["ours", "raw", "session", "saver"]
+type Kind = Literal["ours", "raw", "session", "saver", "framework"]
 type Measure = Literal["append", "tail", "throughput"]
 
 ENGINES: tuple[Engine, ...] = ("sqlite", "postgres")
@@ -72,6 +73,8 @@ class Place:
 @dataclass(frozen=True)
 class Entry:
     """A contender: its name, its kind, and the function that opens it on each engine.
+
+    The packages of the kind `framework` are only in the environment of `make peers`.
 
     A function is named by `module:function` and loaded when it is needed, so that a missing package excludes only its
     own contenders. `measures` lists the measures in which the contender takes part; `data_of` names an entry with which
@@ -144,4 +147,13 @@ FIELD: tuple[Entry, ...] = (
         "saver",
         {"sqlite": "bench.langgraph_saver:open_sqlite_saver", "postgres": "bench.langgraph_saver:open_postgres_saver"},
     ),
+    Entry("google-adk", "Google ADK DatabaseSessionService", "framework", {"sqlite": "bench.google_adk:open_sqlite"}),
+    Entry("agno", "agno AsyncSqliteDb", "framework", {"sqlite": "bench.agno_sessions:open_sqlite"}),
+    Entry("llama-index", "LlamaIndex Memory", "framework", {"sqlite": "bench.llama_index:open_sqlite"}),
 )
+
+
+def write_ahead(file: Path) -> None:
+    """Create a SQLite file in WAL mode, for contenders that do not set the mode themselves."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")

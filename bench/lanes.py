@@ -7,11 +7,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.contenders import FIELD, Contender, Conversation, Engine, Entry, Measure, Place
 from bench.plan import Plan
-from bench.postgres_server import PostgresServer
 from bench.texts import turns
+
+if TYPE_CHECKING:
+    from bench.postgres_server import PostgresServer
 
 type Tell = Callable[[str], None]
 

@@ -14,6 +14,9 @@ _PACKAGES = (
     "langgraph-checkpoint-postgres",
     "openai-agents",
     "sqlalchemy",
+    "google-adk",
+    "agno",
+    "llama-index-core",
 )
 
 

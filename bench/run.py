@@ -6,14 +6,17 @@ import gc
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.contenders import FIELD, Engine
 from bench.lanes import Lane, Tell, open_lanes
 from bench.machine import machine_line
 from bench.measure import measure_operation, measure_throughput
 from bench.plan import Plan
-from bench.postgres_server import PostgresServer, postgres_server
 from bench.results import Cell, Results
+
+if TYPE_CHECKING:
+    from bench.postgres_server import PostgresServer
 
 
 async def run(plan: Plan, tell: Tell) -> Results:
@@ -26,6 +29,8 @@ async def run(plan: Plan, tell: Tell) -> Results:
         for engine in plan.engines:
             server: PostgresServer | None = None
             if engine == "postgres":
+                from bench.postgres_server import postgres_server  # not in the environment of `make peers`
+
                 tell("postgres: starting a server")
                 server = await stack.enter_async_context(postgres_server())
                 versions = await _described(server)

@@ -35,3 +35,23 @@ def test_the_cases_of_other_frameworks_pass(shared_url: str, name: str, count: i
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{count} passed" in run.stdout
+
+
+def test_the_memories_of_other_frameworks_are_compared() -> None:
+    """Threadkeep stores each turn that it acknowledged, in one piece; the bench measures other memories, too."""
+    if not PYTHON.exists():
+        pytest.skip("These frameworks need a separate environment: run `make foreign`.")
+    chosen = ["--only", "agno", "--only", "llama-index"]
+    run = subprocess.run(
+        [PYTHON, "-m", "bench.peers", "--quick", "--tasks", "2", "--turns", "3", *chosen],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [line for line in run.stdout.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[0].split()[0] for row in rows[2:]] == ["Threadkeep", "agno", "LlamaIndex"]
+    assert rows[2][5:] == ["12 / 12", "0", "–"]
