@@ -64,6 +64,13 @@ graph.add_edge(START, "answer")
 graph.add_edge("answer", "after")
 """
 
+SHOP = """
+schema: 1
+name: shop
+nodes:
+  answer: {kind: agent, tools: ['tests.workflows.tools:find_order'], next: end}
+"""
+
 JUDGED = """
 from langgraph.graph import START, MessagesState, StateGraph
 from threadkeep.testing import ScriptedModel
@@ -292,6 +299,27 @@ async def test_a_message_that_its_first_chunk_alone_names_is_streamed_once(tmp_p
     assert [each["id"] for each in found if each["event"] == "message-start"] == ["msg_1"]
     assert "".join(each["delta"]["text"] for each in found if "delta" in each) == "It is teal."
     assert [each["usage"]["output_tokens"] for each in found if each["event"] == "message-finish"] == [3]
+
+
+async def test_the_events_of_a_tool_have_the_id_of_its_call(tmp_path: Path) -> None:
+    """Clients find the call of an assistant message by this id, and read the text of the tool's message."""
+    (tmp_path / "shop.yaml").write_text(SHOP)
+    calls = [{"name": "find_order", "args": {"number": number}, "id": f"call-{number}"} for number in ("1", "2")]
+    model = ScriptedModel([AIMessage("", tool_calls=calls), "Done."])
+    async with (
+        sdk(tmp_path, model, workflows=str(tmp_path / "shop.yaml")) as (_, client),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "shop", "input": asks("Find 1 and 2.")}}
+        assert (await client.post("/threads/t1/commands", json=command)).json()["type"] == "success"
+        events = await _events(client, {"channels": ["tools", "lifecycle"]})
+    found = [event["params"]["data"] for event in events if event["method"] == "tools"]
+    started = {one["tool_call_id"]: one["input"] for one in found if one["event"] == "tool-started"}
+    assert started == {"call-1": {"number": "1"}, "call-2": {"number": "2"}}
+    for one in (one for one in found if one["event"] == "tool-finished"):
+        assert (one["output"]["type"], one["output"]["tool_call_id"]) == ("tool", one["tool_call_id"])
+        assert started.pop(one["tool_call_id"])["number"] in one["output"]["content"]
+    assert started == {}
 
 
 async def test_messages_one_after_the_other_have_the_name_of_their_node(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ class ToolTrace(AsyncCallbackHandler):
 
     def __init__(self, notes: Trace) -> None:
         self._notes = notes
-        self._called: dict[UUID, tuple[str, str | None]] = {}
+        self._called: dict[UUID, tuple[str, str | None, str]] = {}
 
     async def on_tool_start(
         self,
@@ -185,24 +185,25 @@ class ToolTrace(AsyncCallbackHandler):
         run_id: UUID,
         metadata: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
+        tool_call_id: str | None = None,
         **_: Any,
     ) -> None:
-        """Record the start of a tool call."""
+        """Record the start of a tool call, under the id that the model gave it, if any."""
         name = str((serialized or {}).get("name") or "tool")
-        node = node_of(metadata)
-        self._called[run_id] = (name, node)
+        node, call = node_of(metadata), tool_call_id or str(run_id)
+        self._called[run_id] = (name, node, call)
         given = {key: value for key, value in (inputs or {}).items() if key != "runtime"} if inputs else input_str
-        self._notes.note("tool_called", node, {"tool": name, "call": str(run_id), "args": jsonable(given)})
+        self._notes.note("tool_called", node, {"tool": name, "call": call, "args": jsonable(given)})
 
     async def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
         """Record the result of a tool call."""
-        name, node = self._called.pop(run_id, ("tool", None))
-        self._notes.note("tool_finished", node, {"tool": name, "call": str(run_id), "result": jsonable(output)})
+        name, node, call = self._called.pop(run_id, ("tool", None, str(run_id)))
+        self._notes.note("tool_finished", node, {"tool": name, "call": call, "result": jsonable(output)})
 
     async def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Record a tool call that raised."""
-        name, node = self._called.pop(run_id, ("tool", None))
-        self._notes.note("tool_finished", node, {"tool": name, "call": str(run_id), "error": type(error).__name__})
+        name, node, call = self._called.pop(run_id, ("tool", None, str(run_id)))
+        self._notes.note("tool_finished", node, {"tool": name, "call": call, "error": type(error).__name__})
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:

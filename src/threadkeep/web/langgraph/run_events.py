@@ -196,7 +196,7 @@ class RunEvents:
             case "tool_finished" if "error" in data:
                 self._add("tools", {"event": "tool-error", **call, "message": data.get("error")}, node)
             case "tool_finished":
-                self._add("tools", {"event": "tool-finished", **call, "output": data.get("result")}, node)
+                self._add("tools", {"event": "tool-finished", **call, "output": _flat([data.get("result")])[0]}, node)
             case "agent_messages":
                 self._add("updates", {"node": node, "values": {"messages": _flat(data.get("messages"))}}, node)
             case "custom":
