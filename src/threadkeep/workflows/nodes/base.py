@@ -181,8 +181,7 @@ class Node(BaseModel):
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """Return the names and the texts of the options that are templates, without options that are not set."""
-        given = [(name, getattr(self, name)) for name in self.template_options]
-        return [(name, text) for name, text in given if text is not None]
+        return [(name, text) for name in self.template_options if (text := getattr(self, name)) is not None]
 
     def targets(self) -> Mapping[str, str]:
         """Map each next node that this node may choose to a label for drawings; empty if edges decide instead."""
