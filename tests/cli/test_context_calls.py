@@ -139,7 +139,7 @@ def test_the_token_count_of_the_provider_is_shown(cli: CommandLine) -> None:
     assert view["reported"] == {"input_tokens": 1000, "output_tokens": 7, "cached_tokens": 400}
     assert view["counter"].startswith("estimate×1.")
     shown = cli(*SHOW, "--call", "1").out
-    assert f"model    small-1, counted by {view['counter']}; learned by now: ×1." in shown
+    assert f"model    small-1, counted by {view['counter']}; correction today: ×1." in shown
     assert "from 2 calls" in shown
     assert "the provider counted 1,000, 400 of them from its cache (40 %); the reply had 7" in shown
 

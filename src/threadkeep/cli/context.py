@@ -348,7 +348,7 @@ def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tu
 
     learned = ""
     if factor is not None and factor.samples:
-        learned = f"; learned by now: {factor.label} from {counted(factor.samples, 'call')}"
+        learned = f"; correction today: {factor.label}, learned from {counted(factor.samples, 'call')}"
     yield "model", f"{manifest.model or 'not named'}, counted by {manifest.counter}{learned}"
     if manifest.tools:
         yield "tools", f"{counted(manifest.tools, 'token')} on top, for their descriptions"
