@@ -188,7 +188,7 @@ def _begins_with(name: str, words: Sequence[str]) -> bool:
 
 
 def _commands_for(arguments: Sequence[str]) -> TyperGroup:
-    """Return an application with only the command or the group that the arguments name, or with all commands."""
+    """Return an application with the command or the group that the arguments name. If they name none, add all."""
     for words in (arguments[:2], arguments[:1]):
         if list(words) == ["--version"] or (words and any(_begins_with(name, words) for name in _COMMANDS)):
             return commands(*words)

@@ -122,7 +122,7 @@ def canonical(value: Json) -> str:
 
 
 def fact_row(fact: Fact) -> dict[str, object]:
-    """Return the parameters that store a fact, without the owner columns."""
+    """Return the SQL parameters for storing a fact, except the owner columns."""
     return {
         "fact_id": fact.id,
         "key": fact.key,
@@ -160,7 +160,7 @@ _known_fact = lru_cache(maxsize=20_000)(_parsed_fact)
 
 
 def procedure_row(procedure: Procedure) -> dict[str, object]:
-    """Return the parameters that store a procedure, without the owner columns."""
+    """Return the SQL parameters for storing a procedure, except the owner columns."""
     return {
         "procedure_id": str(uuid7()),
         "name": procedure.name,

@@ -109,7 +109,7 @@ class Graphiti:
 
     @property
     def workspace(self) -> str | None:
-        """The default workspace, for runs that name none; None if the options have none."""
+        """The workspace of runs that do not name a workspace; None if the options have no default."""
         return None if self.options is None else self.options.workspace
 
     @property

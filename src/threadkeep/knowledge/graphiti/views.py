@@ -111,7 +111,7 @@ class PromotedView(BaseModel):
 
 
 class UndoInput(BaseModel, extra="forbid", json_schema_extra=example(fact_id="0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10")):
-    """The fact whose promotion to undo, in the database and in Graphiti."""
+    """The fact whose promotion will be undone, in the database and in Graphiti."""
 
     fact_id: Annotated[str, Field(min_length=1, max_length=64)]
 
