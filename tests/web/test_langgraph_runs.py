@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -500,6 +500,53 @@ async def test_a_run_is_cancelled_by_request_and_by_disconnect(tmp_path: Path) -
         await langgraph.runs.join("t3", given_up["run_id"])
         given_up = await langgraph.runs.get("t3", given_up["run_id"])
     assert [one["status"] for one in (cancelled, gone, given_up)] == ["interrupted"] * 3
+
+
+AGENT = """
+schema: 1
+name: helper
+nodes:
+  answer: {kind: agent, tools: [words:tools], next: end}
+"""
+TOOLS = """
+from langchain_core.tools import tool
+
+@tool
+def look(word: str) -> str:
+    "Look a word up."
+    return word
+
+tools = [look]
+"""
+
+
+@pytest.mark.parametrize("assistant", ["chat", "helper"])
+@pytest.mark.parametrize("stops", [True, False], ids=["stopped", "failed"])
+async def test_a_partial_answer_is_stored_under_the_id_of_its_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assistant: str, *, stops: bool
+) -> None:
+    """A page that has shown the pieces does not show the stored text a second time."""
+    (tmp_path / "words.py").write_text(TOOLS)
+    (tmp_path / "helper.yaml").write_text(AGENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    gate, run_id = Gate(), ""
+    model = ScriptedModel(repeat(["It is ", gate, ConnectionError("gone")]))
+    pieces: list[dict[str, Any]] = []
+    async with sdk(tmp_path, model, workflows=str(tmp_path / "helper.yaml")) as (langgraph, client):
+        async with asyncio.timeout(HANG_SECONDS):
+            async for part in langgraph.runs.stream(
+                "t1", assistant, input=asks("Which?"), stream_mode="messages-tuple"
+            ):
+                if part.event == "metadata":
+                    run_id = part.data["run_id"]
+                if part.event == "messages":
+                    pieces.append(part.data[0])
+                    if stops:
+                        await langgraph.runs.cancel("t1", run_id)
+                    gate.open()
+            stored = await history(client, "t1")
+    assert said(stored)[1] == ("assistant", "It is ", "interrupted" if stops else "failed")
+    assert stored[1]["id"] in {one["id"] for one in pieces}
 
 
 async def test_a_run_that_ends_during_a_shutdown_streams_its_values(tmp_path: Path) -> None:

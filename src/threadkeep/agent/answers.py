@@ -177,7 +177,7 @@ def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) 
         text = text[:-HELD_BACK_CHARACTERS]
     if text == received or isinstance(answer, str):
         return answer if text == received else text
-    return AIMessage(text, id=answer.id)
+    return AIMessage(text, id=answer.id) if text else ""
 
 
 type Finding = Literal["summaries", "cleared", "behind", "model", "before"]

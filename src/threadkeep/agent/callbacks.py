@@ -13,11 +13,12 @@ from typing import Any, Final
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, GenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
+from langchain_core.utils.utils import LC_ID_PREFIX
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, Overwrite
@@ -271,19 +272,26 @@ class Ending(GraphCallbackHandler):
 class PartialAnswer(BaseCallbackHandler):
     """A handler that collects the text of a streaming model, so that a cancelled run can store it.
 
-    `text` belongs to the newest model call that streamed text, which may be a retry. `failed` is True if the model call
-    that ended last failed. Calls that other middleware makes, for example to select tools, are ignored.
+    `text` and `message_id` belong to the newest model call that streamed text, which may be a retry. `failed` is True
+    if the model call that ended last failed. Calls that other middleware makes, for example to select tools, are
+    ignored.
     """
 
     run_inline = True  # asynchronous runs call the handler without another OS thread
 
     def __init__(self) -> None:
         self.text = ""
+        self.message_id: str | None = None
         self.failed = False
         self.asked: list[list[BaseMessage]] = []
         self.models: set[object] = set()
         self._run_id: UUID | None = None
         self._foreign: set[UUID] = set()
+
+    @property
+    def answer(self) -> AIMessage | str:
+        """The text so far, as a message with the id under which it was streamed; an empty text if there is none."""
+        return AIMessage(self.text, id=self.message_id) if self.text else ""
 
     @contextmanager
     def listening(self, config: RunnableConfig) -> Iterator[None]:
@@ -325,9 +333,10 @@ class PartialAnswer(BaseCallbackHandler):
         if run_id in self._foreign:
             return
         if run_id != self._run_id:
-            self._run_id, self.text = run_id, ""
+            self._run_id, self.text, self.message_id = run_id, "", None
         if isinstance(chunk, ChatGenerationChunk):
             self.text += text_of(chunk.message)
+            self.message_id = self.message_id or chunk.message.id or f"{LC_ID_PREFIX}-{run_id}"
         elif isinstance(token, str):
             self.text += token
 

@@ -312,7 +312,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
         part = self.part
         part.root.call_ends()
         part.partial = None
-        answer = storable(self.partial.text, part.redacted, whole=False)
+        answer = storable(self.partial.answer, part.redacted, whole=False)
         if not isinstance(error, Exception):
             await part.interrupt(answer)
             return

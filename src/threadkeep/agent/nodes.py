@@ -116,7 +116,7 @@ class NodeTurn:
             elif isinstance(error, GraphBubbleUp):
                 turn.keep()
             else:
-                await turn.close(self.partial.text, "failed" if isinstance(error, Exception) else "interrupted")
+                await turn.close(self.partial.answer, "failed" if isinstance(error, Exception) else "interrupted")
         finally:
             part.root.release_session()
 

@@ -457,7 +457,7 @@ class Participation:
 
     async def settle(self) -> None:
         """Store the text that an unfinished model call has streamed so far, or else the answer held in memory."""
-        begun = "" if self.partial is None else storable(self.partial.text, self.redacted, whole=False)
+        begun = "" if self.partial is None else storable(self.partial.answer, self.redacted, whole=False)
         await self.end(begun or self.text, self.status)
 
     async def fail(self, error: BaseException) -> None:

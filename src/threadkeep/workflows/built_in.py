@@ -110,7 +110,7 @@ class ChatNode(AgentNode):
             if isinstance(error, Exception):
                 notify_model_failure(step, error)
             if error is not None:
-                await turn.close(partial.text, "failed" if isinstance(error, Exception) else "interrupted")
+                await turn.close(partial.answer, "failed" if isinstance(error, Exception) else "interrupted")
 
         token = var_child_runnable_config.set(with_callback(ensure_config(), partial, inherit=True))
         try:
