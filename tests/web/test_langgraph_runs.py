@@ -549,6 +549,33 @@ async def test_a_partial_answer_is_stored_under_the_id_of_its_pieces(
     assert stored[1]["id"] in {one["id"] for one in pieces}
 
 
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_reloaded_page_joins_a_run_in_the_modes_of_its_request(tmp_path: Path, *, background: bool) -> None:
+    """The pieces are sent again, as `useStream` expects it: it names no mode when it joins a run."""
+    gate, run_id = Gate(), ""
+    chosen: list[StreamMode] = ["values", "messages-tuple"]
+    async with sdk(tmp_path, ScriptedModel([["It is ", gate, "teal."]])) as (langgraph, client):
+        async with asyncio.timeout(HANG_SECONDS):
+            if background:
+                run_id = (await langgraph.runs.create("t1", "chat", input=asks("Which?"), stream_mode=chosen))["run_id"]
+                await gate.reached()
+            else:
+                stream = langgraph.runs.stream("t1", "chat", input=asks("Which?"), stream_mode=chosen)
+                async for part in stream:
+                    run_id = part.data["run_id"] if part.event == "metadata" else run_id
+                    if part.event == "messages":
+                        break
+                await closed(stream)
+            state = await langgraph.threads.get_state("t1")
+            gate.open()
+            joined = await client.get(f"/threads/t1/runs/{run_id}/stream", headers={"Last-Event-ID": "-1"})
+            after = await langgraph.threads.get_state("t1")
+    names = [line.removeprefix("event: ") for line in joined.text.splitlines() if line.startswith("event: ")]
+    assert "messages" in names
+    assert names[-2:] == ["values", "end"]
+    assert (state["next"], after["next"]) == (["chat"], [])
+
+
 async def test_a_run_that_ends_during_a_shutdown_streams_its_values(tmp_path: Path) -> None:
     gate = Gate()
     async with (

@@ -195,13 +195,13 @@ class Commands:
                 message = params.get("message")
                 return await self._start(Start.of({**params, "input": {"messages": [message]}}))
             case "state.get":
-                state = await state_of(await self._thread())
+                state = await state_of(await known_thread(self.app, self.thread_id, self.user_id))
                 return {"values": state.values, "checkpoint": {"id": state.checkpoint.checkpoint_id}}
             case "state.listCheckpoints":
                 limit = 10 if params.get("limit") is None else params["limit"]
                 if not isinstance(limit, int) or not 0 < limit <= _MOST:
                     raise InvalidInput(f"limit must be a whole number from 1 to {_MOST:,}.")
-                states = await history_of(await self._thread(), limit=limit)
+                states = await history_of(await known_thread(self.app, self.thread_id, self.user_id), limit=limit)
                 return {"checkpoints": [_listed(state) for state in states]}
         return None
 
@@ -229,9 +229,6 @@ class Commands:
         await runs.resume(waiting.run_id, value, user_id=self.user_id, questions=values.keys())
         self.events.follow_run(runs, await runs.run(waiting.run_id)).commanded = True
         return {"run_id": waiting.run_id}
-
-    async def _thread(self) -> Any:
-        return await known_thread(self.app, self.thread_id, self.user_id)
 
 
 @router.post("/commands", summary="Send a command to a thread", response_model_exclude_none=True)

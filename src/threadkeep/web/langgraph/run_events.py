@@ -63,8 +63,8 @@ class RunEvents:
 
     `paused` is true while the run waits for a person, until `go_on` is called. `paused_at` is the number of events up
     to the last pause. `failed` is true if events could not be read. `commanded` is true if a command of this protocol
-    started or resumed the run in this process. `readers` contains, for each reader that is reading the events or has
-    read all of them, the channels that it chose.
+    started or resumed the run in this process, and `modes` are the stream modes of a v1 request that did. `readers`
+    contains, for each reader that is reading the events or has read all of them, the channels that it chose.
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
@@ -73,6 +73,7 @@ class RunEvents:
         self.ended = self.paused = self.failed = self.commanded = False
         self.ended_at, self.paused_at = 0.0, 0
         self.readers: set[frozenset[str]] = set()
+        self.modes: Sequence[str] = ("values",)
         self._runs = runs
         self._read_state = read_state
         self._seq = seq_base(run)

@@ -55,7 +55,7 @@ def _decoded(modes: object) -> object:
 type StreamModes = Annotated[
     list[StreamMode | Literal["", "run_modes"]] | None,
     BeforeValidator(_decoded),
-    Query(description="What to stream; by default `values`."),
+    Query(description="What to stream; by default the modes of the request that started the run, or `values`."),
 ]
 
 
@@ -227,7 +227,9 @@ async def _with_heartbeats(
 async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
     """Stream a run in the chosen modes. `Content-Location` names the run, `Location` the stream to reconnect to."""
     run, position = await asked.start(body, "wait")
-    parts = encoded_parts(await asked.events(run), body.modes(), position=position)
+    events = await asked.events(run)
+    events.modes = body.modes()
+    parts = encoded_parts(events, events.modes, position=position)
     stream = EventStream(_with_heartbeats(asked, run, parts, cancels=body.on_disconnect == "cancel"))
     stream.headers["Content-Location"] = _address(run)
     stream.headers["Location"] = f"{_address(run)}/stream"
@@ -266,6 +268,8 @@ async def wait_for_stateless_run(asked: RunsAlone, body: RunCreateBody, response
 async def start_background_run(asked: RunsInThread, body: RunCreateBody, response: Response) -> ThreadRunBody:
     """Start a run in a thread and return it. Join it later, or read the state of the thread."""
     run, _ = await asked.start(body, "background")
+    if body.modes() != ["values"]:
+        (await asked.events(run)).modes = body.modes()  # for the client that will join the run
     response.headers["Content-Location"] = _address(run)
     return ThreadRunBody.of(run)
 
@@ -363,6 +367,6 @@ async def _join(
     events = await asked.events(run)
     elsewhere = after > 0 and not events.has_sent(after)
     events.number_after(after)
-    chosen = ["values" if mode in ("", "run_modes") else mode for mode in modes or [""]]
-    parts = encoded_parts(events, chosen, after=after, whole=elsewhere)
+    chosen = [mode for mode in modes or () if mode not in ("", "run_modes")]
+    parts = encoded_parts(events, chosen or events.modes, after=after, whole=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))

@@ -75,7 +75,7 @@ class ThreadStateBody(BaseModel, json_schema_serialization_defaults_required=Tru
     """The state of a thread at the end of a turn."""
 
     values: dict[str, Any] = Field(description="`messages`: the active messages of the transcript.")
-    next: list[str] = Field(description="The workflow that waits for a person; empty otherwise.")
+    next: list[str] = Field(description="The workflow that waits for a person or is active; empty otherwise.")
     tasks: list[TaskBody] = []
     interrupts: list[InterruptBody] = []
     checkpoint: CheckpointBody

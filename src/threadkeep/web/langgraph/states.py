@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from typing import Final
 
 from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
 
@@ -83,9 +84,10 @@ def messages_of(given: object) -> Sequence[BaseMessage]:
         return convert_to_messages(given if isinstance(given, list) else [given])  # type: ignore[list-item]
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError):
         # Raise from None, because the original error quotes the message.
-        raise InvalidInput(
+        sentence = (
             'Each message must be an object with role (or type) and content: {"role": "user", "content": "Hello"}.'
-        ) from None
+        )
+        raise InvalidInput(sentence) from None
 
 
 def new_messages(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
@@ -105,17 +107,24 @@ BEGINNING = 0
 CREATION = "langgraph"
 """The name of the transcript's note that stores a thread before its first run."""
 
+ACTIVE: Final = ("queued", "running")
+"""The statuses of runs that have not ended and do not wait for a person."""
+
 _RUNS = 20
 
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread: its session and its runs (see `runs_of`). `info` is None before a message is stored."""
+    """A thread: its session and its runs (see `runs_of`). `info` is None before a message is stored.
+
+    `created` is the thread as a client has created it, until its first run.
+    """
 
     thread_id: str
     session: Session
     info: SessionInfo | None
     runs: Sequence[Run]
+    created: ThreadBody | None = None
 
     @property
     def newest(self) -> Run | None:
@@ -131,7 +140,7 @@ class Thread:
     @property
     def status(self) -> ThreadStatus:
         """The status of the thread, derived from its newest runs."""
-        if any(run.status in ("queued", "running") for run in self.runs):
+        if any(run.status in ACTIVE for run in self.runs):
             return "busy"
         if self.waiting() is not None:
             return "interrupted"
@@ -191,7 +200,10 @@ def is_creation(message: Message) -> bool:
 
 async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
     """Return the state of a thread after its newest message, or at the checkpoint `at`."""
-    return next(_states(thread, await messages_in(thread.session, at), newest=at is None))
+    state = next(_states(thread, await messages_in(thread.session, at), newest=at is None))
+    if at is None and not state.next:  # `useStream` of @langchain/react follows an active run only if `next` has it
+        state.next = [run.workflow for run in thread.runs if run.status in ACTIVE][:1]
+    return state
 
 
 def state_of_stateless(run: Run) -> ThreadStateBody:

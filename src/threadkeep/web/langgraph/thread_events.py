@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, cast
+from typing import cast
 from weakref import WeakValueDictionary
 
 from fastapi import FastAPI
@@ -21,7 +21,7 @@ from threadkeep.runs.service import RunService
 from threadkeep.runs.streams import changed
 from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, last_seq, seq_base
 from threadkeep.web.langgraph.schemas import ThreadStateBody
-from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of, state_of_stateless
+from threadkeep.web.langgraph.states import ACTIVE, find_thread, newest_runs, state_of, state_of_stateless
 
 _MOST_ENDED = 64
 """The number of ended runs whose events stay in memory for late readers."""
@@ -29,7 +29,6 @@ _MOST_ENDED = 64
 _REPLAY_SECONDS = 30.0
 _FIRST_POLL_SECONDS = 0.1
 _LONGEST_POLL_SECONDS = 2.0
-_ACTIVE: Final = ("queued", "running")
 _FAILED: ProtocolEvent = {
     "type": "error",
     "id": None,
@@ -93,13 +92,14 @@ class ThreadEvents:
                 continue
             read = self.follow_run(service, run)
             if last < 0:
-                if not choice.since and idle < 0 and run.status not in _ACTIVE:
+                if not choice.since and idle < 0 and run.status not in ACTIVE:
                     last = seq_base(next((one for one in found if one.over), run))  # runs up to it are over
                 # If later runs exist, skip the `values` events before this run's pause: they lack later messages.
                 has_later = any(one.created_at > run.created_at for one in found)
                 old = read.paused_at if has_later and not choice.since else 0
                 left = [one for one in found if one.status == "waiting" and seq_base(one) < seq_base(run)]
-                paused = {one.run_id: len(self._runs[one.run_id].events) for one in left if self.has(one.run_id)}
+                known = [(run_id, self._runs[run_id]) for one in left if (run_id := one.run_id) in self._runs]
+                paused = {run_id: len(one.events) for run_id, one in known if not one.failed}
                 read.number_after(after)
             position, last, pause = paused.pop(run.run_id, 0), max(last, seq_base(run)), _FIRST_POLL_SECONDS
             read.readers.add(choice.channels)
@@ -139,7 +139,7 @@ class ThreadEvents:
         """
         if choice.since:
             return next((run for run in reversed(newest_first) if last_seq(run) >= choice.since), None)
-        active = [run for run in reversed(newest_first) if run.status in _ACTIVE]
+        active = [run for run in reversed(newest_first) if run.status in ACTIVE]
         later = [run for run in reversed(newest_first) if 0 <= idle < seq_base(run)]
         unread = [run for run in newest_first if self._is_unread(run, choice)]
         waiting = [run for run in newest_first if run.status == "waiting"]
@@ -162,11 +162,6 @@ class ThreadEvents:
             if has_more:
                 return run
         return None
-
-    def has(self, run_id: str) -> bool:
-        """Return whether this process collects the events of a run."""
-        found = self._runs.get(run_id)
-        return found is not None and not found.failed
 
     async def _state(self, runs: RunService, run: Run) -> ThreadStateBody | None:
         if run.session_id is None:

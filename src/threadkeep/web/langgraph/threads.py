@@ -161,9 +161,10 @@ async def known_thread(app: App, thread_id: str, user_id: str | None) -> Thread:
     try:
         return await find_thread(app, thread_id, user_id=user_id)
     except SessionNotFound:
-        if await CreatedThread(app.memory, thread_id, user_id).thread() is None:
+        created = await CreatedThread(app.memory, thread_id, user_id).thread()
+        if created is None:
             raise
-        return Thread(thread_id, app.memory.session(thread_id, user_id=user_id), None, ())
+        return Thread(thread_id, app.memory.session(thread_id, user_id=user_id), None, (), created)
 
 
 @router.post("", summary="Create a thread", responses=_WRITING)
@@ -176,10 +177,7 @@ async def create_thread(
     user of that run owns it.
     """
     if body.metadata and app.memory.in_graph_store:
-        raise InvalidInput(
-            "`metadata` of a new thread is not stored in a graph store; send it after the first run by "
-            "PATCH /threads/{thread_id}."
-        )
+        raise InvalidInput("A graph store keeps no `metadata` of a new thread; PATCH the thread after its first run.")
     thread_id = body.thread_id or str(uuid7())
     created = CreatedThread(app.memory, thread_id, user_id)
     try:
@@ -227,14 +225,8 @@ async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId 
 @router.get("/{thread_id}", summary="See a thread")
 async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
     """Return a thread with its newest 1,000 messages as its values."""
-    try:
-        thread = await find_thread(app, thread_id, user_id=user_id)
-    except SessionNotFound:
-        created = await CreatedThread(app.memory, thread_id, user_id).thread()
-        if created is None:
-            raise
-        return created
-    return thread_body(thread, await values_of(thread.session))
+    thread = await known_thread(app, thread_id, user_id)
+    return thread.created or thread_body(thread, await values_of(thread.session))
 
 
 @router.patch("/{thread_id}", summary="Change the metadata of a thread", responses=_WRITING)
@@ -320,14 +312,10 @@ async def update_state(
 @router.post("/{thread_id}/copy", summary="Copy a thread")
 async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
     """Create a thread with copies of the messages of this thread. Both threads continue independently."""
-    try:
-        session, _ = await AllSessions(app.memory).find(thread_id, user_id=user_id)
-    except SessionNotFound:
-        created = await CreatedThread(app.memory, thread_id, user_id).thread()
-        if created is None:
-            raise
-        return (await CreatedThread(app.memory, str(uuid7())).keep(created.metadata))[0]
-    branched = await session.branch()
+    thread = await known_thread(app, thread_id, user_id)
+    if thread.created is not None:
+        return (await CreatedThread(app.memory, str(uuid7())).keep(thread.created.metadata))[0]
+    branched = await thread.session.branch()
     return thread_body(await find_thread(app, branched.session_id, user_id=user_id))
 
 
