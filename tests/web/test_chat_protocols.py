@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.limits import HANG_SECONDS
-from tests.web.services import history, listening, opened_app, said, settings_for
+from tests.web.services import history, listening, opened_app, said, settings_for, until
 from tests.web.test_langgraph_protocol import ASKING
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -408,6 +408,33 @@ async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None
     assert [one["id"] for one in second[-2]["messages"]][::2] == ["a", "b"]
     assert [one["messageId"] for one in second[2:6]] == [second[-2]["messages"][3]["id"]] * 4
     assert [one["messageId"] for one in first if "messageId" in one] == [first[-2]["messages"][1]["id"]] * 3
+
+
+async def test_a_queued_run_of_ag_ui_begins_with_the_answer_before_it(tmp_path: Path) -> None:
+    """A client that has aborted a run, and sends its next message meanwhile, shows the messages in their order.
+
+    The client appends messages that a later snapshot adds. A message with an image keeps the image.
+    """
+    gate = Gate()
+    image = {"type": "image", "source": {"type": "data", "value": "AAAA", "mimeType": "image/png"}}
+    seen: list[Any] = [{"id": "a", "role": "user", "content": [{"type": "text", "text": "first"}, image]}]
+    async with service(tmp_path, ScriptedModel([["one", gate, " more"], "two"])) as client:
+        async with client.stream("POST", "/api/v1/ag-ui", json=run_input(seen)) as response:
+            async for part in data_of(response):
+                if part["type"] == "TEXT_MESSAGE_CONTENT":
+                    break
+        asked = [*seen, {"id": "b", "role": "user", "content": "second"}]
+        second = asyncio.create_task(parts_of(client, "/api/v1/ag-ui", run_input(asked, "r2")))
+        await until(lambda: is_queued(client))
+        gate.open()
+        parts = await second
+    assert [one["content"] for one in parts[1]["messages"]] == [seen[0]["content"], "one more", "second"]
+    assert [one["content"] for one in parts[-2]["messages"]] == [seen[0]["content"], "one more", "second", "two"]
+
+
+async def is_queued(client: httpx2.AsyncClient) -> bool:
+    """Return whether a run is queued."""
+    return bool((await client.get("/api/v1/runs", params={"status": "queued"})).json()["runs"])
 
 
 async def test_a_message_ends_before_the_next_one_of_its_node_begins(tmp_path: Path) -> None:

@@ -307,9 +307,8 @@ def _http_problem(error: HTTPException) -> Problem:
     if isinstance(error.__cause__, RecursionError):
         return make_problem(400, "unreadable-body", f"The body is nested too deeply; send {_FLAT}.")
     if type(error.__cause__) is ValueError:  # raised by `int` for too many digits
-        return make_problem(
-            400, "unreadable-body", "The body has an integer of more than 4,300 digits; send a smaller number."
-        )
+        fault = "The body has an integer of more than 4,300 digits; send a smaller number."
+        return make_problem(400, "unreadable-body", fault)
     phrase = HTTPStatus(error.status_code).phrase
     kind, sentence = _STATUSES.get(error.status_code, (phrase.lower().replace(" ", "-"), f"{phrase}."))
     return make_problem(error.status_code, kind, sentence or error.detail)

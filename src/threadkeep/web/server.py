@@ -132,11 +132,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _wait_a_moment(self) -> None:
         """Wait 0.2 seconds more: if the process was suspended, the timer fires before data that has arrived is read."""
-        self._deadline = self.loop.call_later(_LATE_SECONDS, self._close_late)
-
-    def _close_late(self) -> None:
-        self._deadline = None
-        self._close(_TOO_LATE)
+        self._deadline = self.loop.call_later(_LATE_SECONDS, self._close, _TOO_LATE)
 
     def _close(self, response: bytes) -> None:
         if self.transport.is_closing():
@@ -252,18 +248,14 @@ def bind(
         # Without IPPROTO_TCP, asyncio leaves Nagle's algorithm on, which delays each request by 40 ms.
         bound = socket.socket(family, kind, socket.IPPROTO_TCP)
     except OSError as error:
-        raise InvalidSettings(
-            f"{host_name} is not an address of this machine; set it to one of its IP addresses or names.",
-            variable=host_name,
-        ) from error
+        sentence = f"{host_name} is not an address of this machine; set it to one of its IP addresses or names."
+        raise InvalidSettings(sentence, variable=host_name) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise InvalidSettings(
-            f"Cannot listen on {host} port {port} ({error.strerror}): stop the process that does, "
-            f"or choose another port with {port_name}.",
-            variable=port_name,
-        ) from error
+        sentence = f"Cannot listen on {host} port {port} ({error.strerror}): stop the process that does, "
+        sentence += f"or choose another port with {port_name}."
+        raise InvalidSettings(sentence, variable=port_name) from error
     return bound

@@ -171,10 +171,9 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     api = (chat.router, sessions.router, sessions.contexts_router, workflows.router, runs.router, facts.router)
     around = (persons.router, facts.graphiti_router, chat.channels_router, _health)
     others = (chat.chatkit_router, sessions.search_router, facts.procedures_router, persons.users_router)
-    for router in (*api, *around, *others):
+    protocols = (assistants, threads, commands, thread_runs, store, openai, ai_sdk, ag_ui)
+    for router in (*api, *around, *others, *(part.router for part in protocols)):
         service.router.routes.extend(router.routes)
-    for part in (assistants, threads, commands, thread_runs, store, openai, ai_sdk, ag_ui):
-        service.router.routes.extend(part.router.routes)
     for route in service.router.routes:
         if isinstance(route, APIRoute):
             # Generated clients use operation ids as function names, and FastAPI's ids would contain the whole path.

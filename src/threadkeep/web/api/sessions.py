@@ -349,14 +349,9 @@ async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None)
     """Return the manifests of a run's model calls, in order: the sent and the excluded messages, and the tokens."""
     found = await app.memory.manifests.of_run(run_id, user_id=user_id)
     if not found:
-        raise ProblemRaised(
-            make_problem(
-                404,
-                "run-not-found",
-                "No model call of this run is recorded, or the run belongs to another user; records are kept for "
-                "THREADKEEP_MANIFEST_RETENTION_DAYS.",
-            )
-        )
+        sentence = "No model call of this run is recorded, or the run belongs to another user; records are kept for "
+        sentence += "THREADKEEP_MANIFEST_RETENTION_DAYS."
+        raise ProblemRaised(make_problem(404, "run-not-found", sentence))
     return RunManifests(run_id=run_id, manifests=[recorded(stored) for stored in found])
 
 

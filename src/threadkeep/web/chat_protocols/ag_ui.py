@@ -11,9 +11,8 @@ from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.agent.counting import media_type
 from threadkeep.app import App
-from threadkeep.history.session import Session
 from threadkeep.records.json_values import example
-from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted
+from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatTurn
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import CallerInUse
 from threadkeep.web.chat_protocols.sent import Sent
@@ -65,13 +64,25 @@ class _Events(StreamParts):
     """An encoder of the events of a turn for AG-UI.
 
     It sends a snapshot of the newest 200 messages after the first event and, if the turn succeeds, before the last one.
+    A message with images or files keeps the content that the client sent.
     """
 
-    def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:
+    def __init__(self, app: App, body: RunAgentBody, user_id: str | None) -> None:
         super().__init__()
         self._session = app.memory.session(body.thread_id, user_id=user_id)
         self._names = {"threadId": body.thread_id, "runId": body.run_id}
-        self._before = before
+        sent = [one for one in body.messages if isinstance(one, dict) and isinstance(one.get("content"), list)]
+        self._sent = {str(one.get("id")): one["content"] for one in sent}
+        self._before: list[dict[str, Any]] = []
+
+    async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
+        if event is not None and self._begun is None:  # the turn begins now, so earlier turns have ended
+            self._before = await self._snapshot()
+            if turn.message_id not in [one["id"] for one in self._before]:
+                # Add the question, because a client drops messages that the snapshot lacks.
+                self._before.append(self._message(turn.message_id, "user", turn.request.text))
+        async for part in super().of(event, turn):
+            yield part
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         yield json_event({"type": "RUN_STARTED", **self._names})
@@ -87,11 +98,17 @@ class _Events(StreamParts):
         yield json_event({"type": "TEXT_MESSAGE_END", "messageId": message_id})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": await _snapshot(self._session)})
+        yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": await self._snapshot()})
         yield json_event({"type": "RUN_FINISHED", **self._names, "outcome": {"type": "success"}})
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
         yield json_event({"type": "RUN_ERROR", "message": problem.detail, "code": problem.type})
+
+    async def _snapshot(self) -> list[dict[str, Any]]:
+        return [self._message(one.id, one.role, one.content) for one in await self._session.tail(_MOST)]
+
+    def _message(self, message_id: str | None, role: str, text: str) -> dict[str, Any]:
+        return {"id": message_id, "role": role, "content": self._sent.get(str(message_id), text)}
 
 
 @router.post(
@@ -106,16 +123,7 @@ async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, requ
     turn = await Sent(_in_langchain(body.messages), body.thread_id, user_id, body.prop("workflow") or CHAT).begin(
         app, stream=True
     )
-    before = await _snapshot(app.memory.session(body.thread_id, user_id=user_id))
-    if turn.message_id not in [one["id"] for one in before]:
-        # Add the question, because a client drops messages that the snapshot lacks.
-        before.append({"id": turn.message_id, "role": "user", "content": turn.request.text})
-    events = _Events(app, body, user_id, before)
-    return await open_stream(turn, events, request)
-
-
-async def _snapshot(session: Session) -> list[dict[str, Any]]:
-    return [{"id": one.id, "role": one.role, "content": one.content} for one in await session.tail(_MOST)]
+    return await open_stream(turn, _Events(app, body, user_id), request)
 
 
 def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:

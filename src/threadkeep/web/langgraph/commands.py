@@ -218,7 +218,7 @@ class Commands:
         given = params.get("responses")
         answers = given if isinstance(given, list) else [params]
         values = {str(one.get("interrupt_id")): one.get("response") for one in answers if isinstance(one, Mapping)}
-        waiting = (await self._thread()).waiting(values)
+        waiting = (await known_thread(self.app, self.thread_id, self.user_id)).waiting(values)
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
         asked = [one.id for one in questions(waiting)]
