@@ -174,6 +174,9 @@ class _Handler(BaseHTTPRequestHandler):
         code = state.refusals.pop(0) if state.refusals else self._limited(values)
         if code:
             return {"errcode": code, "errmsg": "refused"}
+        if method != "message/send" and key in state.seen:
+            # WeCom's documentation says that a repeated id is an error, but does not name its code.
+            return {"errcode": 99_999, "errmsg": "invalid msgid, hint: [1700000000]"}
         if key is None or key not in state.seen:
             state.sent.append(values)
         state.seen.add(str(values["text"]["content"] if method == "message/send" else key))

@@ -379,7 +379,7 @@ async def test_a_retry_sends_the_missing_parts_of_a_reply(shared_url: str, tmp_p
 
 
 async def test_a_late_delivery_failure_is_recorded(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
-    """A repeated event counts once, the entry keeps its address for a retry, and an unknown id is ignored."""
+    """A repeated event counts once, and an unknown id is ignored. A retry sends the answer with another id."""
     wecom.write(item("hi", 1))
     async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(["one", "two"])) as desk:
         await desk.say("")
@@ -399,6 +399,8 @@ async def test_a_late_delivery_failure_is_recorded(shared_url: str, tmp_path: Pa
             ("user", "hello?"),
             ("assistant", "two"),
         ]
+        assert await desk.memory.channels.outbox.retry(failed.number)
+        assert await desk.answered(3) == ["one", "two", "one"]
 
 
 async def test_a_reply_is_sent_once_after_a_broken_connection(tmp_path: Path, wecom: FakeWeCom) -> None:

@@ -77,7 +77,7 @@ class Intake:
         self._runs = runs
         self._wake = wake
         self._outbox = memory.channels.outbox
-        self._streams = AnswerStreams(memory)
+        self.streams = AnswerStreams(memory)
         self._background: set[asyncio.Task[None]] = set()
         self._taken_again: set[int] = set()
         # One lock per session, so that its messages become runs in the order of their arrival.
@@ -409,7 +409,7 @@ class Intake:
         showing = asyncio.create_task(_show_working(bot, message))
         try:
             if isinstance(bot.channel, WeComAIBotChannel):
-                await self._streams.record(bot, message, runs.follow(run_id))
+                await self.streams.record(bot, message, runs.follow(run_id))
             else:
                 with contextlib.suppress(RunNotFound):  # the run was deleted with its session
                     await runs.result(run_id)

@@ -24,7 +24,7 @@ from threadkeep.channels.delivery import Delivery
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.channels.telegram_client import TelegramClient, TelegramPolling
-from threadkeep.channels.wecom_aibot import AnswerStreams, WeComAIBotChannel
+from threadkeep.channels.wecom_aibot import WeComAIBotChannel
 from threadkeep.channels.wecom_client import WeComAIBotClient, WeComApi, WeComDirectClient, WeComServiceClient
 from threadkeep.channels.wecom_connection import AIBotConnection
 from threadkeep.channels.wecom_cs import DeskFetching, WeComServiceChannel
@@ -42,10 +42,9 @@ class ChannelService:
     A callback is acknowledged only after its messages are stored, so that no message is lost.
     """
 
-    def __init__(self, memory: Memory, bots: Mapping[str, Bot], intake: Intake) -> None:
+    def __init__(self, bots: Mapping[str, Bot], intake: Intake) -> None:
         self._bots = bots
         self._intake = intake
-        self._streams = AnswerStreams(memory)
         self._desks: dict[str, Callable[[DeskNotified], Awaitable[None]]] = {}
 
     @property
@@ -89,7 +88,7 @@ class ChannelService:
             await self._intake.take(bot, update)
         if isinstance(bot.channel, WeComAIBotChannel):
             for update in received.updates:
-                if response := await self._streams.response(bot, bot.channel, update):
+                if response := await self._intake.streams.response(bot, bot.channel, update):
                     return response
         return received.response
 
@@ -110,7 +109,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
         bots: dict[str, Bot] = {}
         delivery = Delivery(memory, bots, file.delivery)
         intake = Intake(memory, runs, bots, wake=delivery.wake)
-        service = ChannelService(memory, bots, intake)
+        service = ChannelService(bots, intake)
         fetching: list[Coroutine[Any, Any, None]] = []
         for each in file.channels:
             channel = each.channel()

@@ -51,7 +51,8 @@ MAX_MESSAGE = 4096
 PARSER = "telegram_events_parser"
 SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"  # noqa: S105 - the name of the header
 
-_ADDRESS = ("chat_id", "message_id", "message_thread_id")
+ADDRESS = ("chat_id", "message_id", "message_thread_id")
+"""The ids of a message that the address of its answer has."""
 _WORDS = frozenset({"text", "caption"})
 _MEDIA = frozenset(
     {"animation", "audio", "checklist", "contact", "dice", "document", "game", "live_photo", "location", "paid_media"}
@@ -168,7 +169,7 @@ class TelegramChannel:
             return Ignored("not_addressed")
         sender = _sender(_sender_of(event))
         fields = self._fields(kind, event, message, text)
-        address = {name: fields[name] for name in _ADDRESS if name in fields}
+        address = {name: fields[name] for name in ADDRESS if name in fields}
         # Telegram sends each picture of an album as a message. Pictures without text share one id and one answer.
         album = id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}

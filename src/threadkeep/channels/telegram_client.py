@@ -27,7 +27,7 @@ from threadkeep.channels.contract import (
 )
 from threadkeep.channels.formatting import markdown_v2
 from threadkeep.channels.intake import Intake
-from threadkeep.channels.telegram import TelegramChannel
+from threadkeep.channels.telegram import ADDRESS, TelegramChannel
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 
@@ -39,7 +39,6 @@ _MARGIN_SECONDS = 10.0
 _WAIT_SECONDS = 25
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _PROBLEMS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "Unauthorized", 409: "Conflict"}
-_NUMBERS = ("chat_id", "message_id", "message_thread_id")
 
 
 @dataclass(frozen=True)
@@ -230,5 +229,5 @@ def _chat_of(address: Address) -> dict[str, Json]:
 
 def _numbers(address: Address) -> dict[str, Json]:
     """Return the ids in an address as numbers; the address stores them as strings."""
-    texts = {name: text_in(address, name) for name in _NUMBERS}
+    texts = {name: text_in(address, name) for name in ADDRESS}
     return {name: int(text) for name, text in texts.items() if text.removeprefix("-").isdecimal()}

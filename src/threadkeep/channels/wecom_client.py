@@ -217,8 +217,8 @@ class WeComServiceClient(WeComClient):
     """A client of customer service desks, which sends answers and fetches messages."""
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a part with its id, so that WeCom sends it only once. Add `CUT` if WeCom accepts no further part."""
-        is_cut = part.number == _MOST_PARTS - 1 and not part.last
+        """Send a part with its id, which WeCom accepts only once. Add `CUT` if WeCom accepts no further part."""
+        is_cut = part.number % _MOST_PARTS == _MOST_PARTS - 1 and not part.last
         message: dict[str, Json] = {
             "touser": text_in(address, "touser"),
             "open_kfid": text_in(address, "open_kfid"),
@@ -226,7 +226,10 @@ class WeComServiceClient(WeComClient):
             "msgtype": "text",
             "text": {"content": part.text + CUT if is_cut else part.text},
         }
-        return outcome_of(await self.api.call("kf/send_msg", message))
+        answer = await self.api.call("kf/send_msg", message)
+        # WeCom documents that a repeated id is an error, but not the error's code. It means that the part has arrived.
+        is_repeated = part.again and not answer.ok and "msgid" in text_in(answer.fields, "errmsg").lower()
+        return Sent() if is_repeated else outcome_of(answer)
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
         """Fetch up to 1,000 messages of a desk after a cursor or, without a cursor, beginning with the oldest.

@@ -144,7 +144,8 @@ class RestClient:
         paths = document.get("paths") if isinstance(document, Mapping) else None
         if not isinstance(paths, Mapping):
             return "It has no OpenAPI document; check which service runs at the endpoint."
-        missing = [path for path, verb in _PATHS.items() if verb not in _fields(paths.get(path))]
+        known = {path: verbs for path, verbs in paths.items() if isinstance(verbs, Mapping)}
+        missing = [path for path, verb in _PATHS.items() if verb not in known.get(path, ())]
         return f"It has no {', '.join(missing)}; use Graphiti's server of version 0.29.3 or later." if missing else None
 
     async def _call(self, method: str, path: str, body: Json = None, *, seconds: float | None = None) -> _Answer:
@@ -220,7 +221,3 @@ def _retry_after(response: httpx2.Response) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return min(max(seconds, 0.0), _LONGEST_PAUSE_SECONDS)
-
-
-def _fields(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, Mapping) else {}

@@ -170,10 +170,11 @@ ORDER BY number DESC
 LIMIT :limit
 
 -- name: fail_sent
--- Mark a message as failed that the platform had accepted before.
+-- Mark a message as failed that the platform had accepted before. The ids of its parts depend on created_at, and the
+-- platform refuses ids that it has accepted before, so a retry needs new ones.
 UPDATE chat_outbox SET
     status = 'failed', owner = NULL, owned_until = NULL, error = :error, parts_sent = :parts, address = :address,
-    ended_at = :now
+    created_at = :now, ended_at = :now
 WHERE number = :number AND status IN ('ready', 'delivered')
 
 -- name: end
