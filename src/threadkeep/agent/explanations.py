@@ -129,7 +129,7 @@ def _quoted(message: Message, session_id: str, manifest: ContextManifest) -> Mes
 
 
 def _absent(message: Message, call: CallRecord) -> MessageOutcome:
-    """Return what happened to a message of the call's session that was neither sent nor quoted."""
+    """Return what happened to a message of the call's session that was neither sent (whole or cut) nor quoted."""
     seq, manifest = message.seq or 0, call.manifest
     gap = next((gap for gap in manifest.excluded if gap.first_seq <= seq <= gap.last_seq), None)
     if gap is None:

@@ -168,7 +168,7 @@ class TurnHooks:
                 # Forget the question: if the run fails after this, its retry must not get this stored answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
-            # A nested agent releases the session now. Other runs do so at their end: a model call may still follow.
+            # A nested agent releases the session now, others at the run's end: middleware may still call the model.
             if part.key[1] or root_callbacks.call is None:
                 part.root.release_session()
         if first_stored is None or first_stored.id == answer.id:
@@ -180,7 +180,7 @@ class TurnHooks:
 
         This method is called in the OS thread of the run.
         """
-        # The outer graph of a nested agent may end with a text of its own. Without a question id, no warning is given.
+        # The outer graph of a nested agent may end with its own text. Without a question id, this gives no warning.
         self._others.check_end(state, part.root.answers, None if part.key[1] else part.root.question_id)
         # If a worker executes the run, let it handle a cancelled turn, because another process may continue the run.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)

@@ -170,7 +170,7 @@ class KnownFacts(JoinedSource):
         request: ExtraRequest,
         room: int,
     ) -> list[Fact]:
-        """Return the facts that fit. Reuse the choice of last time if it includes the best facts for this input."""
+        """Return the facts that fit. Prefer the facts chosen last time if they include the best ones for this input."""
         before = self._selections.get(scopes, _Selection(frozenset(), [], {}, 0, None))
         everything = {fact.id: fact for fact in [*found, *known]}
         ranked = list(everything.values())

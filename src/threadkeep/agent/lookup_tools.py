@@ -163,7 +163,7 @@ def read_tool_result(
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> tuple[list[str], int | None]:
-    """Return lines that quote the messages that fit into a tool's result, and the first `seq` that does not fit."""
+    """Return lines that quote the messages that fit into a tool's result, and the `seq` of the next one, if any."""
     lines = [f"What was said. {_QUOTED}"]
     left = _MOST_CHARACTERS
     for message in messages:

@@ -108,7 +108,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """The number of agent calls that read or write a session and have not ended; at most 1,000 per event loop."""
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
-    # Use a node hook: it runs even if other middleware rejects the question, so that it can be stored as failed.
+    # Use a node hook: it runs even if other middleware rejects the question, which can then be stored as failed.
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Begin the agent's call. If the session's turns are ordered, wait until the earlier ones have ended."""
         await self._hooks.call(TurnHooks.before_agent, AgentCall(runtime, state["messages"]))

@@ -124,7 +124,7 @@ def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extr
     block = _block_of(found, quoted, indexes, request)
     tokens = block.entry.tokens
     if tokens > room or (tokens < (1 - _UNUSED) * room and len(indexes) < len(found)):
-        # The sizes were estimates from the counts of another counter. Select again, corrected by the measured size.
+        # The sizes were estimates: another counter may have counted the messages. Correct them, and select again.
         indexes = _fitting(quoted, sizes, budget * (1 - _MARGIN) * room / max(tokens, 1))
         other = _block_of(found, quoted, indexes, request)
         block = other if other.entry.tokens <= room or tokens > room else block

@@ -321,7 +321,7 @@ class OpenTurn(TurnContext):
         return None
 
     async def _store_answer(self, answer: Message, *, told: bool, completes: str | None = None) -> AIMessage | None:
-        """Store the answer, if possible with the call's record and start of history. Return another if stored first."""
+        """Store the answer, if possible with the call's record and anchor. Return another answer if stored first."""
         question_id, joined = self._known_question_id, None
         try:
             if completes is None:

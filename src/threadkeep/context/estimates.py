@@ -206,7 +206,7 @@ _BYTES = tuple(range(256))
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Sequences of more than two bytes, and the cost of each in tokens. Pairs of bytes are in `TokenCosts.pairs`."""
+    """Sequences of more than two bytes, and the cost of each in tokens. Shorter ones are in `TokenCosts.pairs`."""
 
     patterns: tuple[bytes, ...]
     costs: tuple[float, ...]

@@ -91,7 +91,7 @@ class ContextPlan:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras (facts, snippets, selected) that the call may have.
-            shared: if less than `budget`, each extra gets its share of this number of tokens.
+            shared: if below `budget`, shares are parts of this number instead. Quotes get a quarter of it at most.
             newest: the tokens of the newest messages. If they exceed the window's share, at least half of the budget is
                 reserved for the window.
         """

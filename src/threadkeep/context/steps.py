@@ -2,7 +2,7 @@
 
 A model would repeat a step whose result is missing, so an older step is cut before it is excluded. Each model call
 divides the budget again from the turn's first step on, so it repeats the cuts of earlier calls. If one more step does
-not fit, the older steps are cut to half of the budget, which leaves room for several further steps.
+not fit, the older steps are cut to half of the budget or less, which leaves room for further steps.
 """
 
 from __future__ import annotations

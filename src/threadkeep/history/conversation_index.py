@@ -135,8 +135,8 @@ class ConversationIndex:
     async def leave_out_superseded(self, infos: Mapping[str, SessionInfo], transcripts: Transcripts) -> bool:
         """Add turns that were taken back or replaced to `superseded`. Return False if the index must be built again.
 
-        This is the case if a text was erased, because its words must not stay, or if summaries are indexed, because
-        they may be outdated.
+        This is the case for a changed session if a text was erased, whose words must not stay, or if summaries are
+        indexed, which may be outdated.
         """
         for session_id, mark in list(self._marks.items()):
             info = infos.get(session_id)

@@ -72,7 +72,7 @@ class Eraser:
         return (await self.rows.counts(wanted))["chat_graph_groups"]
 
     async def continued(self, wanted: Erasable, *, dry_run: bool) -> Erasable:
-        """Return `wanted` with all ids that an interrupted erasure recorded, and with `noted`, the record's name."""
+        """Return `wanted` with all ids that an interrupted erasure recorded, and with the scope of its records."""
         subject = _subject(wanted, await self._digest(dry_run=dry_run))
         ids = tuple(dict.fromkeys([*wanted.ids, *(await self._interrupted(subject)).get("ids", [])]))
         return replace(wanted, ids=ids, noted=f"{_SCOPE}:{subject}")
@@ -318,7 +318,7 @@ class Eraser:
     async def _digest(self, *, dry_run: bool = False) -> Callable[[str], str]:
         digest = await self._memory.text_digests.digest()
         if digest is None and dry_run:
-            # Without the key, use a random digest: nobody verifies this receipt, and no erasure can have begun.
+            # Without a key, no erasure has begun, and nobody verifies the receipt of a dry run: use a random digest.
             return lambda text: secrets.token_hex(16)
         if digest is None:
             raise StoreUnavailable(

@@ -242,7 +242,7 @@ class RunPruner:
                 large = replace(large, events=max(0, large.events - removed.events))
                 await work.end_step(removed)
                 if removed.events < _STEP_ROWS:
-                    # No rows are left. `large.events` may still be above 0: it counts events, and rows can have many.
+                    # No rows are left, or a run was retried. `large.events` may exceed 0: a row can have many events.
                     break
             group = [large]
         if not await work.begin_step():

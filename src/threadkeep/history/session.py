@@ -535,7 +535,7 @@ class Session:
         """Create and return a branch: a session with copies of this session's active messages, up to `at` if given.
 
         The copies keep their ids and times, and are numbered from 1. `at` is a `seq`. If this message is superseded,
-        messages that were active just before it was superseded are copied. Title, tags, metadata, the last reset,
+        the messages that were active just before it was superseded are copied. Title, tags, metadata, the last reset,
         retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
         `session_id` changes nothing.
 

@@ -163,8 +163,8 @@ class Turn:
         told: True if a caller waits for the answer and gets it as soon as the turn is stored.
         told_at: the time at which a caller got the answer although the database was down.
         workspace: the workspace of the run; None if the run has none.
-        parent: if the turn creates a conversation of an agent's own, the id of the session to which it belongs and the
-            agent's name. The conversation is deleted with this session.
+        parent: if the turn creates an agent's own conversation, the id of the session to which the conversation belongs
+            and the agent's name. The conversation is deleted with this session.
         completes: the id of an incomplete message, which the turn's answer supersedes.
     """
 

@@ -147,7 +147,7 @@ class SessionInfo:
     - `retention`: the session's own limits, which replace the general ones.
     - `revision`: 0 at first; it increases whenever messages are superseded or erased.
     - `parent_session_id` and `parent_seq`: for a branch, the session and the `seq` at which it was made.
-    - `agent`: for a conversation of an agent's own in the session `parent_session_id`, the agent's name.
+    - `agent`: for an agent's own conversation, which belongs to the session `parent_session_id`, the agent's name.
     - `namespace`: for a conversation that an agent stores by itself, its location in the LangGraph store.
     """
 

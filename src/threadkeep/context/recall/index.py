@@ -352,7 +352,7 @@ def select(
     group_of: Callable[[str], Hashable] | None = None,
     group_cost: int = 0,
 ) -> list[Ranked]:
-    """Return the turns to quote, as many as fit, best first. A turn's score is reduced by its length (`COST_SHARE`).
+    """Return the turns to quote, as many as fit, best first. Each turn's tokens reduce its score (`COST_SHARE`).
 
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.

@@ -118,7 +118,7 @@ type Priors = tuple[float, ...]
 
 
 class Surroundings(NamedTuple):
-    """Facts about a turn's speaker and its episode so far. `after_question` is 1 if it follows a question, else 0."""
+    """Facts about a turn's speaker and episode so far. `after_question` is 1 if the turn follows a question, else 0."""
 
     turns_before: int
     after_question: int

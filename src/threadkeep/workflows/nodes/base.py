@@ -32,7 +32,7 @@ type Reference = Annotated[
 
 
 class PythonOnly:
-    """An annotation for a type whose values only Python code can pass as an option, and a YAML file cannot."""
+    """An annotation for the type of an option that only Python code can set, and not a YAML file."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return a schema that accepts instances of the annotated type."""
@@ -171,8 +171,8 @@ class Node(BaseModel):
     repetition: ClassVar[Again] = "unknown"
     """The cost of executing any node of this class again."""
     speaks: ClassVar[bool] = False
-    template_options: ClassVar[tuple[str, ...]] = ()
     """True if the node adds an assistant message to the state."""
+    template_options: ClassVar[tuple[str, ...]] = ()  # the names of the options that are templates
 
     @property
     def again(self) -> Again:

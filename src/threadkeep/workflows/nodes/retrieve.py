@@ -40,7 +40,7 @@ type Passage = tuple[str | None, str]
 
 
 class FoundPassages:
-    """The passages for the section `snippets` of a model call: `passages` or, if None, those in the `StepContext`."""
+    """A source for the section `snippets` of a model call: `passages` or, if None, those in the `StepContext`."""
 
     section: Final[ExtraSection] = "snippets"
 
