@@ -50,7 +50,7 @@ class ConversationRetention:
         return None if conversation is None else _prunable(conversation)
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Return the last `seq` of the messages that directly follow `after` and are older than `moment`."""
+        """Return the `seq` up to which all messages after `after` are older than `moment`, or `after` if none is."""
         conversation = await self._reader.conversation(session.session_id)
         if conversation is None:
             return after

@@ -64,8 +64,8 @@ _TIMES = ("sent_at", "created_at", "superseded_at")
 class Conversation:
     """The metadata of a conversation. `version` counts its writes; it is -1 before the first one.
 
-    `superseded` has the `seq` ranges of superseded messages, and `revision` counts how many times the ranges changed.
-    `foreign` has fields that Threadkeep does not define.
+    `superseded` has the `seq` ranges of superseded messages. `revision` counts how often messages were superseded or
+    erased. `foreign` has fields that Threadkeep does not define.
     """
 
     session_id: str

@@ -37,7 +37,7 @@ class Price:
 
 
 class Prices(dict[str, Price]):
-    """A table of prices by model name. A name without an entry gets the longest entry with which the name begins."""
+    """A table of prices by model name. For other names, the longest entry with which the name begins applies."""
 
     def __init__(self, table: Mapping[str, Price]) -> None:
         super().__init__({name.strip().lower(): price for name, price in table.items()})

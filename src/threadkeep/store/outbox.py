@@ -61,7 +61,7 @@ class ChannelState:
 
 @dataclass(frozen=True)
 class Recipient:
-    """The destination of a session's answers: channel, address and (if known) user of the last received message."""
+    """The destination of a session's answers: channel and address of the last received message, and any owner."""
 
     channel: str
     address: Address = field(repr=False)

@@ -138,7 +138,7 @@ class SupersedingWriter:
         return await self._shortened(connection, "first_user", str(parameters["session_id"]), TITLE_CHARACTERS)
 
     async def forget_derived(self, connection: Connection, session_id: str, first_seq: int, last_seq: int) -> None:
-        """Deactivate the summaries of the messages in a `seq` range; delete their anchors, tool calls and vectors."""
+        """Deactivate summaries that end in or after a `seq` range; delete affected anchors, tool calls and vectors."""
         between = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq}
         withdrawn = [row[0] for row in await connection.fetch(self._sql["withdraw_summaries"], between)]
         while withdrawn:

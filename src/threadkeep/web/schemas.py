@@ -273,7 +273,7 @@ class RegenerateBody(BaseModel, extra="forbid", json_schema_extra=example(messag
 
 
 class BranchBody(BaseModel, extra="forbid", json_schema_extra=example(at=4)):
-    """A request to copy a session's messages, up to the message `at`, to another session (a branch)."""
+    """A request to copy a session's messages, all or up to the message `at`, to a new session (a branch)."""
 
     at: int | None = Field(
         None, ge=1, lt=2**53, description="The `seq` of its last message; by default it has all messages."

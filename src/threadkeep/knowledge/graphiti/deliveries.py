@@ -195,7 +195,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(await self._execute("give_up_open", row), reason)
 
     async def accepted(self, group_id: str, period: timedelta) -> set[str]:
-        """Return the names of unconfirmed messages, and of messages of the last `period` whose consent has ended."""
+        """Return the names of unconfirmed messages, and of messages sent in the last `period` that lost consent."""
         row = {"group_id": group_id, "since": time_text(self._clock() - period)}
         return {str(name) for (name,) in await self._fetch("accepted", row)}
 

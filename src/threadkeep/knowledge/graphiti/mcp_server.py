@@ -1,4 +1,4 @@
-"""Graphiti's MCP client. Unlike the REST server, the MCP server deletes reliably, and its workers survive failures.
+"""A client of Graphiti's MCP server. Unlike the REST server, it deletes reliably, and its workers survive failures.
 
 Errors arrive inside successful responses and may quote messages, so their text is not passed on.
 """

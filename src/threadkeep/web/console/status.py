@@ -113,7 +113,7 @@ async def show_knowledge(
     cursor: Annotated[str | None, Query(max_length=1000)] = None,
     proposals_cursor: Annotated[str | None, Query(alias="proposals", max_length=1000)] = None,
 ) -> Response:
-    """Show proposed facts without a decision and stored facts, each last changed first, and Graphiti's state."""
+    """Show undecided proposals and stored facts, both with the last changed ones first, and Graphiti's state."""
     words = clean_text(q.strip()) if q and q.strip() else None
     query = FactQuery(text=words, past=past, user_id=user, limit=_PAGE, cursor=read_cursor("facts", cursor))
     facts, following = await app.memory.knowledge.facts_page(query)
@@ -148,7 +148,7 @@ async def decide(
     caller: CallerInUse,
     user: SeenAs = None,
 ) -> Response:
-    """Accept or reject a proposed fact, and record the caller as the person who decided."""
+    """Accept or reject a proposed fact, and record the caller's name with the decision."""
     proposals = app.memory.proposals
     decide_on = proposals.accept if decision == "accept" else proposals.reject
     await decide_on(proposal_id, by=caller.name[:MAX_OWNER_CHARACTERS], user_id=user)

@@ -121,7 +121,7 @@ class ThreadEvents:
     async def _listed(
         self, service: RunService, thread_id: str, user_id: str | None, seen: list[object], found: list[Run]
     ) -> tuple[list[object], list[Run]]:
-        """Return the states of a thread's runs, and the runs. If the states equal `seen`, the runs are `found`."""
+        """Return the states of a thread's runs, and its newest runs, which are `found` if the states equal `seen`."""
         turns = await self._app.memory.runs.records.of_sessions([thread_id], user_id=user_id)
         states: list[object] = [(run.run_id, run.status, run.interrupt) for run in turns]
         if states != seen:
@@ -152,7 +152,7 @@ class ThreadEvents:
         return not known.ended or time.monotonic() - known.ended_at < _REPLAY_SECONDS
 
     def _following(self, newest_first: list[Run], last: int, paused: Mapping[str, int]) -> Run | None:
-        """Return the oldest run that is newer than `last`, or that has more events than `paused` says, or None."""
+        """Return the oldest run with a `seq` after `last`, or with more events than `paused` says, or None."""
         for run in reversed(newest_first):
             known, sent = self._runs.get(run.run_id), paused.get(run.run_id)
             if known is None or sent is None:
