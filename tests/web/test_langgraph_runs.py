@@ -21,6 +21,17 @@ from tests.web.services import history, listening, opened_app, said, served, set
 from tests.web.test_langgraph_protocol import ASKING, asks, sdk, texts
 from threadkeep.testing import Gate, ScriptedModel
 
+NOTING = """
+from langchain_core.messages import AIMessage
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
+
+graph = StateGraph(MessagesState)
+graph.add_node("note", lambda state: get_stream_writer()("noted"))
+graph.add_node("answer", lambda state: {"messages": [AIMessage("It is teal.")]})
+graph.add_edge(START, "note")
+graph.add_edge("note", "answer")
+"""
 ALL_MODES: list[StreamMode] = ["values", "updates", "messages", "messages-tuple", "custom", "checkpoints"]
 
 
@@ -104,6 +115,21 @@ async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None
     assert "".join([*first, *(part.data[0]["content"] for part in rest if part.event == "messages")]) == "It is teal."
     assert "metadata" not in [part.event for part in rest]
     assert "".join(part.data[0]["content"] for part in whole if part.event == "messages") == "It is teal."
+
+
+async def test_a_message_without_pieces_follows_the_last_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "noting.py").write_text(NOTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with (
+        sdk(tmp_path, ScriptedModel([]), workflows="noting=noting:graph") as (langgraph, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        modes: Any = ["messages-tuple", "custom"]
+        whole = [part async for part in langgraph.runs.stream("t1", "noting", input=asks("go"), stream_mode=modes)]
+        run_id = whole[0].data["run_id"]
+        [noted] = [part.id for part in whole if part.event == "custom"]
+        rest = langgraph.runs.join_stream("t1", run_id, stream_mode=modes, last_event_id=noted)
+        assert [part.event async for part in rest] == ["messages", "end"]
 
 
 async def test_a_stream_is_rejoined_at_a_service_that_has_fewer_events(tmp_path: Path, shared_url: str) -> None:

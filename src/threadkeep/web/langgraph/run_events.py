@@ -79,7 +79,6 @@ class RunEvents:
         self._seq = seq_base(run)
         self._stream_id = uuid4().hex
         self._after = 0
-        self._has_pieces = False
         self._open: dict[str, _OpenMessage] = {}
         self._usages: dict[object, dict[str, int]] = {}
         self._spoken: set[str] = set()
@@ -98,8 +97,8 @@ class RunEvents:
             await change.wait()
 
     def has_sent(self, seq: int) -> bool:
-        """Return True if this process streams the messages in pieces, and has streamed them up to the event `seq`."""
-        return self._has_pieces and any(event["seq"] == seq for event in self.events)
+        """Return True if this process has an event numbered `seq`; only the process of a run numbers its pieces."""
+        return any(event["seq"] == seq for event in self.events)
 
     def was_resumed(self, run: Run) -> bool:
         """Return True if the events are still paused although a person has answered the question of the run."""
@@ -129,7 +128,6 @@ class RunEvents:
             async for followed in self._runs.follow(self.run.run_id, after=self._after):
                 match followed:
                     case RunPiece():
-                        self._has_pieces = True
                         self._add_piece(followed)
                     case RunEvent():
                         self._after = followed.number
