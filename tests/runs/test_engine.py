@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.servers import Postgres
 from threadkeep import InvalidInput, StoreClosed, StoreUnavailable
 from threadkeep.runs.engine.database import Connections
 from threadkeep.runs.engine.engine import Engine, EngineOptions, LocalEngine, Stop
+from threadkeep.runs.engine.lease import _LOCK_NUMBER
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
@@ -198,6 +199,21 @@ async def test_a_process_that_was_taken_for_dead_stops_its_run(postgres_url: str
         await engine.enqueue("run")
         await runs.until(lambda: runs.ended["run"] == 1)
     assert query(postgres_url, "SELECT count(*) FROM threadkeep_engine.processes") == [(0,)]
+
+
+async def test_processes_that_start_at_once_on_a_new_database_all_register(postgres_url: str) -> None:
+    """One of them creates the table of processes."""
+    address, options, count = parse_address(postgres_url), EngineOptions(works=False), 4
+    waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    async with AsyncExitStack() as stack:
+        opening = [open_engine(address, Runs().execute, options, troubled=print) for _ in range(count)]
+        engines = [await stack.enter_async_context(one) for one in opening]
+        with psycopg.connect(postgres_url, autocommit=True) as blocking:
+            blocking.execute("SELECT pg_advisory_lock(%s)", [_LOCK_NUMBER])
+            ready = asyncio.gather(*(engine.ready() for engine in engines))
+            await eventually(lambda: len(query(postgres_url, waiting)) == count)
+        await ready
+        assert query(postgres_url, "SELECT count(*) FROM threadkeep_engine.processes") == [(count,)]
 
 
 async def test_a_process_that_was_taken_for_dead_registers_again(postgres_server: Postgres, postgres_url: str) -> None:
