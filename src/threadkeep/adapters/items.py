@@ -104,9 +104,9 @@ async def take_back_newest(session: Session, keep: Callable[[Message], bool]) ->
 
 
 async def base_revision(session: Session) -> int:
-    """Return the number of a session's first revision: the `seq` up to which its messages were deleted, or 0.
+    """Return the number at which a session's revisions start: the `seq` up to which messages were deleted, or 0.
 
-    The deleted messages may include earlier revisions, whose ids must not be used again.
+    Revisions with lower numbers may have been deleted. Their ids must not be used again.
     """
     try:
         return (await session.info()).deleted_seq

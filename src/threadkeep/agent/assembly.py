@@ -350,7 +350,7 @@ class Assembler:
         return size
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
-        """Return a message as it is sent, cut to `cut_to` tokens if that is set, and its entry in the manifest."""
+        """Return a pair: the message as it is sent, cut to `cut_to` tokens if set, and its entry in the manifest."""
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None

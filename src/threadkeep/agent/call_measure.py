@@ -53,7 +53,7 @@ def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | Non
 class CallMeasure:
     """The token counter of a model call and the budget of its messages.
 
-    - `budget`: the maximum number of tokens of the messages, without the tokens of the tools (`tools`).
+    - `budget`: the maximum number of tokens of the messages. The tokens of the tools (`tools`) do not count.
     - `stored`: the counter with which stored messages were counted; None if the caller chose another counter.
     - `learns`: True if the provider's count can correct the counter.
     - `shared`: if less than `budget`, extra sections and earlier tool calls get shares of this number of tokens.
@@ -158,7 +158,7 @@ class Measuring:
 
 
 def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
-    """Return the usage that a reply reports, unless a token count is missing."""
+    """Return the token usage that a reply reports, or None if a count is missing."""
     usage: object = reply.usage_metadata if reply is not None else None
     if not isinstance(usage, Mapping):
         return None

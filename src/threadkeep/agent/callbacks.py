@@ -142,7 +142,7 @@ class RootCallbacks(BaseCallbackHandler):
         return None if config is None else self._innermost() or self._only_call(config.get("metadata", {}))
 
     def _only_call(self, metadata: Mapping[str, Any]) -> RootCall | None:
-        """Return the thread's root run if it has only one. A stream's `next()` may run in a context without any."""
+        """Return the thread's root run if it has only one, because the context of a stream's `next()` may have none."""
         thread = metadata.get("thread_id")
         found = [] if thread is None else [call for call in list(self._calls.values()) if call.thread == thread]
         return found[0] if len(found) == 1 else None

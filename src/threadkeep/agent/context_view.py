@@ -86,7 +86,7 @@ class ContextView:
 
     @property
     def sections(self) -> list[tuple[Section, int, int]]:
-        """The name, tokens and number of messages of each section. Only `system` and `window` are listed if empty."""
+        """The name, tokens and message count of each section. Only `system` and `window` are listed if empty."""
         found = self.manifest.sections
         shown = [name for name in SECTIONS if name in found or name in _ALWAYS_SHOWN]
         return [(name, found.get(name, 0), sum(m.entry.section == name for m in self.messages)) for name in shown]

@@ -61,7 +61,7 @@ def id_of(message: BaseMessage) -> str | None:
 
 
 def identify(messages: Sequence[BaseMessage]) -> None:
-    """Set an id in each message without one, so that state and transcript have the same ids."""
+    """Give an id to each message that has none, so that state and transcript have the same ids."""
     for message in messages:
         message.id = message.id or str(uuid7())
 

@@ -95,7 +95,7 @@ def is_text(block: object) -> bool:
 
 
 def count_block(block: object, counter: TokenCounter) -> int:
-    """Return the tokens of one content block. Media and PDF pages have fixed numbers of tokens.
+    """Return the number of tokens of one content block. Media and PDF pages have fixed numbers of tokens.
 
     A block of unknown shape is counted as JSON, except its base64 data, which count as media.
     """
@@ -157,7 +157,7 @@ def _opaque(value: object) -> int:
 
 
 def _without_blobs(value: object, key: str) -> tuple[object, int]:
-    """Return the value without binary and encrypted data, and the tokens of the removed data."""
+    """Return a pair: the value without binary and encrypted data, and the number of tokens of the removed data."""
     if isinstance(value, Mapping):
         found = {str(name): _without_blobs(item, str(name)) for name, item in value.items() if name not in _SIGNATURES}
         kept = {name: item for name, (item, extra) in found.items() if item is not None or not extra}
@@ -189,7 +189,7 @@ def count_tokens(
     *,
     counter: TokenCounter | None = None,
 ) -> int:
-    """Return the tokens of a text, a message, or several of them.
+    """Return the number of tokens of a text, of a message, or of several of them.
 
     Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted. An image, a recording or
     a file counts as `MEDIA_TOKENS`, regardless of the length of its base64 text; an image of low detail counts as 100.
@@ -213,7 +213,7 @@ def count_tokens(
 
 
 def count_message(message: BaseMessage, counter: TokenCounter) -> int:
-    """Return the tokens of one LangChain message; see `count_tokens`."""
+    """Return the number of tokens of one LangChain message; see `count_tokens`."""
     tokens = sum(map(counter, _calls(message))) if isinstance(message, AIMessage) else 0
     if isinstance(message.content, str):
         return tokens + counter(message.content)

@@ -51,7 +51,7 @@ class ExtraRequest:
     - `question_seq`: the `seq` of the input; None if the input is not stored yet.
     - `graph`: a list to which a source adds the outcome of its Graphiti query.
     - `facts_left_out`: a list to which a source of facts adds the facts that it omits.
-    - `reads`: maps a `JoinedSource` to its scopes and to the rows that were read when the question was stored.
+    - `reads`: maps a `JoinedSource` to a pair: its scopes, and the rows that were read when the question was stored.
     - `notes`: a list to which a remark is added for each section that has too few tokens to be searched.
     """
 

@@ -111,7 +111,7 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 
 
 def run_id_of(config: RunnableConfig, runtime: Runtime[Any] | None = None) -> str | None:
-    """Return the first run id that exists: in the config, in the run's context, or LangGraph's own; None without any.
+    """Return the first run id that exists: in the config, in the run's context, or LangGraph's own, else None.
 
     Workflows pass the id in the run's context, because an agent in a node also has its own run id.
     """

@@ -95,7 +95,7 @@ class _Lookups:
 
     async def _summaries(self, session_id: str, first_seq: int, last_seq: int) -> Sequence[Summary]:
         """Return up to ten summaries of the messages in a range; none for a conversation in a LangGraph store."""
-        # A conversation in a LangGraph store has no summaries. Do not return those of a session with the same id.
+        # A conversation in a LangGraph store has no summaries, but a session in the tables may have the same id.
         if not (await self._memory.contexts.state(session_id, "")).summaries:
             return ()
         return await self._memory.summaries.of_messages(session_id, first_seq, last_seq, _MOST_HITS)

@@ -123,9 +123,9 @@ class KeptWindow:
 class Draft:
     """The messages chosen for a model call, before the extra sections (such as quotes) are searched and inserted.
 
-    - `chosen`: the indexes of the `pieces` to send and of those to exclude, and the new sizes of cut ones.
+    - `chosen`: the indexes of the `pieces` to send and to exclude, and the new sizes of cut pieces.
     - `window`: if the cached window is sent as a whole, the number of its messages (they are not in `pieces`); else 0.
-    - `rooms`: the tokens reserved for each section that is still to be searched.
+    - `rooms`: the number of tokens reserved for each section that is searched later.
     - `unsendable`: messages that no provider accepts.
     - `summaries`: the summaries that are sent.
     """
@@ -141,7 +141,7 @@ class Draft:
 
     @property
     def reserved(self) -> int:
-        """The tokens reserved for extras (facts, passages, quotes): those found so far, and those searched later."""
+        """The number of tokens reserved for extras (facts, passages, quotes), found already or searched later."""
         return sum(self.rooms.values()) + sum([extra.entry.tokens for extra in self.extras])
 
 

@@ -16,7 +16,7 @@ from threadkeep.errors import InvalidSettings
 
 
 def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatModel:
-    """Return the chat model with a name: `demo`, or a name that LangChain's `init_chat_model` accepts.
+    """Return the chat model with the given name: `demo`, or a name that LangChain's `init_chat_model` accepts.
 
     Args:
         name: the model's name.

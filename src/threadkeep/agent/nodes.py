@@ -134,7 +134,7 @@ class _TurnOfBlock:
 
     @property
     def answered(self) -> AIMessage | None:
-        """The stored answer if the question is a repeat; no model call is needed for it."""
+        """The stored answer, if the question was sent and answered before; then no model call is needed."""
         return self._turn.answered
 
     @property

@@ -219,7 +219,7 @@ class Participation:
             if self.task and (call := root_callbacks.call) is not None and call.is_continued:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
-                # A checkpoint may have answers of an earlier attempt. A new run counts only those that its caller sent.
+                # A checkpoint may have answers of an earlier attempt. A new run counts only answers from its caller.
                 seen = () if not root.answers else messages if self._is_continued else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
@@ -249,7 +249,7 @@ class Participation:
         turn = self._open(self._question_in(messages))
         turn.join(first)
         if self._tried_before:
-            # Read the answers of a failed attempt of the node, which LangGraph now repeats.
+            # LangGraph repeats this node after a failed attempt. That attempt may have stored answers.
             await turn.read_answers()
         return turn
 

@@ -1,4 +1,4 @@
-"""Prompts as text: the prompt of an event (a person's message), and templates for models that accept no messages."""
+"""Prompts as text: prompts read from events, and templates for models that accept one text instead of messages."""
 
 from __future__ import annotations
 

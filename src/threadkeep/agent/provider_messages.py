@@ -151,7 +151,7 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 def mark_between(before: BaseMessage, message: BaseMessage | None, provider: str | None) -> BaseMessage | None:
     """Return the placeholder that the provider requires between two messages, if any. `message` is None at the end.
 
-    Claude, Gemini and Mistral refuse a call that ends with an answer, such as that of another agent of the turn. Gemini
+    Claude, Gemini and Mistral refuse a call that ends with an answer, such as another agent's in this turn. Gemini
     also refuses tool calls after an answer. Mistral refuses a user message after a tool's result, which occurs if a
     structured response ended the earlier turn.
     """
@@ -195,7 +195,7 @@ def _text(block: object) -> str:
 
 
 def _with_valid_calls(message: AIMessage, answered: Collection[str]) -> AIMessage:
-    """Return the message without invalid tool calls. Those in `answered` become valid calls without arguments."""
+    """Remove a message's invalid tool calls. If an id is in `answered`, use a call without arguments instead."""
     message = without_empty_text(message)
     valid = [call for call in message.tool_calls if call["id"]]
     if len(valid) == len(message.tool_calls) and not message.invalid_tool_calls:

@@ -108,7 +108,7 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return those of the agent's messages that the caller of the root run sent. The others are from a checkpoint.
+    """Return the agent's messages that the caller of the root run sent. All others are from a checkpoint.
 
     If all sent messages have ids, find them by id, because a checkpointer keeps a repeated message at its old position.
     Otherwise, return as many messages as were sent, up to the newest one with the text of the last sent message.
@@ -137,7 +137,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return those of the agent's messages that equal the question in the input of the root run."""
+    """Return the agent's messages that have the id or the text of the question in the root run's input."""
     asked = question_before(_sent_messages())
     ids, texts = {one.id for one in asked if one.id}, {text_of(one) for one in asked}
     own = [one for one in messages if is_question(one) and (one.id in ids or text_of(one) in texts)]
@@ -249,9 +249,9 @@ def known_messages(
 
 
 def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) -> Sequence[Message]:
-    """Return rows, from those at the indexes `beside`, to match one for one with the unknown messages in `gap`.
+    """Return rows from the index range `beside`: one for each unknown message in `gap`, in the same order.
 
-    If the numbers differ, return only answers directly after a known message: clients join, split or omit answers.
+    If the numbers differ, match only the answers directly after a known message: clients join, split or omit answers.
     """
     if len(gap) == len(beside):
         return rows[beside.start : beside.stop]

@@ -84,7 +84,7 @@ def _with_marks[M: BaseMessage](message: M, removed: Collection[int]) -> M:
 
 
 def _merged(message: BaseMessage, text: str, removed: Collection[int]) -> BaseMessage:
-    """Return a copy with another text, a mark in place of the `removed` blocks, and all other blocks."""
+    """Return a copy in which `text` replaces all texts and a mark replaces the `removed` blocks. Keep other blocks."""
     if isinstance(message.content, str):
         return message.model_copy(update={"content": text})
     mark = media_mark([message.content[index] for index in removed], _GONE)

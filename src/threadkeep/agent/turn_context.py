@@ -426,7 +426,7 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
 
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the tokens that a call leaves for history: the budget without system message, summaries and extras."""
+    """Return the tokens left for history in a call: the budget without system message, summaries and extras."""
     taken = 0
     for entry in sent.entries:
         if entry.section not in ("system", "summary"):

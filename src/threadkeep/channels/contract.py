@@ -274,7 +274,7 @@ class Part:
 
     @property
     def sent_id(self) -> str:
-        """A hash of the key with 32 characters, for platforms that allow only short ids."""
+        """A hash of `key`, 32 characters long, for platforms that allow only short ids."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:32]
 
 

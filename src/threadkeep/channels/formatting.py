@@ -36,7 +36,7 @@ def utf8_length(text: str) -> int:
 def split_text(text: str, limit: int, *, size: Size = len, markup: bool = False) -> tuple[str, ...]:
     """Split a text into parts of at most `limit` units; no part is blank.
 
-    A part ends at the last paragraph break in its second half or, without one, at a line break, sentence end or space.
+    A part ends at the last paragraph break in its second half or else at a line break, sentence end or space.
     White space at a cut is dropped. With `markup`, cuts outside of Markdown's bold text, code and links are preferred.
     """
     parts: list[str] = []

@@ -114,7 +114,7 @@ class Intake:
             self._notify_trouble(error, bot)
 
     async def take_orphaned(self, older_than: timedelta) -> None:
-        """Take messages that dead processes left in the outbox, as not every platform repeats them.
+        """Take messages that dead processes left in the outbox, because not every platform sends them again.
 
         Commands are skipped, because a late command would reset or erase messages that arrived in the meantime. But a
         deletion that was already requested is still confirmed.

@@ -1,4 +1,4 @@
-"""WeCom AI bots: JSON callbacks, and streamed answers that WeCom fetches from any process."""
+"""WeCom AI bots. WeCom sends JSON callbacks, and polls for the growing text of an answer, at any process."""
 
 from __future__ import annotations
 

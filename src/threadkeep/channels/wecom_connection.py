@@ -1,6 +1,6 @@
 """The long connection of a WeCom AI bot: a WebSocket that needs no public address.
 
-A frame is `{"cmd", "headers": {"req_id"}, "body"}`. WeCom acknowledges each frame by its `req_id`, and never repeats
+A frame is `{"cmd", "headers": {"req_id"}, "body"}`. WeCom acknowledges each frame by its `req_id`, and never resends
 messages.
 """
 
@@ -146,7 +146,7 @@ class AIBotConnection(Receiver, ShowsNoWork):
                     self._subscribed, self._pause = True, self.first_pause_seconds
                 while answer.ok and not reading.done():
                     await asyncio.wait([reading], timeout=_PING_SECONDS)
-                    # Stay connected if the database does not answer, because WeCom does not repeat messages.
+                    # Stay connected if the database does not answer, because WeCom does not send messages again.
                     with contextlib.suppress(StoreError, TimeoutError):
                         async with asyncio.timeout(_ACK_SECONDS):
                             if not await self._claim(self._duty):
@@ -178,7 +178,7 @@ class AIBotConnection(Receiver, ShowsNoWork):
             self._end_streams()
 
     async def _receive(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
-        """Store and process a message or an event; retry until stored, because WeCom does not repeat it."""
+        """Store and process a message or an event; retry until stored, because WeCom does not send it again."""
         with ErrorBoundary(lambda error: notify_trouble(self._memory, "following", error, self._channel)):
             update, message = self._addressed(self._channel.read(body), req_id, body)
             stream = None

@@ -125,7 +125,7 @@ _COMMANDS: Mapping[str, str] = {
     "channels outbox retry": "channels.retry_answer",
     "channels outbox drop": "channels.drop_answer",
 }
-# The help of each command group. A group that is also in `_COMMANDS` can be called without one of its commands.
+# The help of each command group. A group that is also in `_COMMANDS` can be called without a subcommand.
 _GROUPS: Mapping[str, str] = {
     "sessions": "List, show, search, export, import, prune, reset or delete sessions.",
     "import": "Import conversations of other systems; repeated imports add no duplicates.",

@@ -416,7 +416,6 @@ def _cited(turns: Iterable[TurnReference], home: str | None = None) -> list[str]
 
 
 def _show_difference(difference: Difference) -> None:
-    """Show the differences between two model calls."""
     before, after = difference.before.manifest, difference.after.manifest
     _show_title(before, "from  ")
     _show_title(after, "to    ")

@@ -315,7 +315,7 @@ async def _partition(driver: Driver, partitions: int) -> bool:
 
 
 def list_pending() -> None:
-    """List the turns that wait on disk to be written to the database, even if their process has ended; oldest first."""
+    """List turns that wait on disk to be written to the database, oldest first, including turns of ended processes."""
     from threadkeep.history.pending_files import unreadable_turns, waiting_files
 
     folder = _pending_folder(command_settings())

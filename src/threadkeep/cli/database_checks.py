@@ -352,7 +352,7 @@ def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, secon
 
 
 async def check_graph_store(settings: Settings, integrity: Sequence[Finding]) -> list[Finding]:
-    """Check for up to 30 seconds that the graph store can be read. Do not repeat a failure that is in `integrity`."""
+    """Check for up to 30 seconds that the graph store can be read. Omit a failure that `integrity` already reports."""
     address, found = settings.graph_store, _Conversations()
     try:
         layouts = await _layouts(settings)

@@ -262,7 +262,7 @@ def _lines(message: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
 
 
 def _block(block: Json) -> str:
-    """Return the text of a content block. A block without text becomes its type, and a tool call an empty text."""
+    """Return the text of a content block. If it has no text, return its type, or an empty text for a tool call."""
     if not isinstance(block, Mapping):
         return "" if block is None else _words(block)
     text = block.get("text")

@@ -95,12 +95,12 @@ type Pattern = tuple[bytes, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """Character sequences and their costs in tokens: those of one script, or the general ones of all scripts.
+    """Character sequences with their costs in tokens, for one script or for all scripts.
 
-    kinds: sequences of byte kinds, which are letters (see `KINDS`). A script's first entry is that of its lead bytes.
+    kinds: sequences of byte kinds, which are letters (see `KINDS`). A script's first entry is for its lead bytes.
     text: sequences of characters.
     capitals: sequences in a text that was translated with the table `CAPITALS`.
-    runs: a word, and a group of up to three digits; only in the general patterns.
+    runs: a word, and a group of up to three digits; only in the patterns for all scripts.
     """
 
     kinds: tuple[Pattern, ...]

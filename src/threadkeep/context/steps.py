@@ -22,7 +22,7 @@ class Size:
     minimum: int
 
     def at(self, level: int) -> int:
-        """Return the tokens of the message after it is cut to `level` tokens, or to its shortest form."""
+        """Return the number of tokens of the message after it is cut to `level` tokens, or to its shortest form."""
         return max(self.minimum, min(self.tokens, level))
 
 
@@ -31,12 +31,12 @@ type Step = Sequence[Size]
 
 
 def whole_of(step: Step) -> int:
-    """Return the tokens of a step (a tool call with its results) in which no message is cut."""
+    """Return the number of tokens of a step (a tool call with its results) if no message in it is cut."""
     return sum(size.tokens for size in step)
 
 
 def least_of(step: Step) -> int:
-    """Return the tokens of a step (a tool call with its results) whose messages have their shortest form."""
+    """Return the number of tokens of a step (a tool call with its results) if its messages have their shortest form."""
     return sum(size.minimum for size in step)
 
 

@@ -91,7 +91,7 @@ def _window_by_name(model: str | None) -> int | None:
 
 
 def input_budget(model: str | None, max_output_tokens: int | None = None, context_window: int | None = None) -> int:
-    """Return the tokens that a prompt may use: the context window less the output and 512 tokens for safety.
+    """Return the number of tokens that a prompt may use: the context window less the output and 512 for safety.
 
     Without `max_output_tokens`, a quarter of the window, at most 16,384 tokens, is reserved for the output.
 

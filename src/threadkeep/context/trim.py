@@ -100,9 +100,9 @@ def plan(
         budget: the maximum number of tokens of all messages in total.
         max_messages: the maximum number of messages before the turn, not counting tool calls and results.
         turn: the start of the current turn if its question has several messages; by default the newest user message.
-        anchor: the start of history; without one, history is the newest messages that fit.
+        anchor: the start of history; if None, history is the newest messages that fit.
         whole_steps: True to exclude older steps of the turn instead of cutting them; the newest may be excluded too.
-        opening: the tokens of a message that is placed before history if no user message begins it; 0 for none.
+        opening: the size in tokens of a message to place before history if no user message begins it; 0 for none.
 
     Raises:
         BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the
@@ -346,7 +346,7 @@ def _overflows(anchor: Anchor | None) -> bool:
 
 
 def _reserved(wanted: int, room: int) -> int:
-    """Return the tokens that a cut question leaves for tool calls and results: a 16th, an 8th or a 4th of `room`.
+    """Return the room, in tokens, that a cut question leaves for tool calls: a 16th, an 8th or a 4th of `room`.
 
     Only these sizes are used. With the exact size of the steps, each model call would cut the question differently.
     """

@@ -69,7 +69,6 @@ class KnownMessages:
         self._checked = True
 
     def _keep(self, conversation: Conversation, value: Value, values: Sequence[Value]) -> None:
-        """Replace the cached values, and compute their size."""
         kept = self._messages
         if values[: len(kept)] != self._values:
             pairs = zip(self._values, kept, values, strict=False)

@@ -251,7 +251,7 @@ class ConversationSuperseding:
         self._reader.known.forget(session_id)
 
     async def _current_version(self, chunks: HeldChunks, message_id: str) -> Value | None:
-        """Return the last replacement of a message, or the message itself, if it exists."""
+        """Return the newest version of a message, following its replacements; None if the message does not exist."""
         known, wanted = set[str](), message_id
         while True:
             seqs = await self._writer.seqs_of(chunks.writing, chunks.conversation, [wanted])

@@ -486,7 +486,7 @@ def _next_version(former: Conversation, conversation: Conversation) -> Conversat
 
 
 def _may_be_of_rows(error: StoreError) -> bool:
-    """Return True if a write may have failed because of its SQL for index rows, and must be repeated without it."""
+    """Return True if a write may have failed because of its SQL for index rows. The caller then omits this SQL."""
     if isinstance(error, StoreUnavailable):
         return error.interrupted or isinstance(error, RowLocked | StatementCancelled)
     return not isinstance(error, SessionDamaged)

@@ -275,7 +275,7 @@ class ConversationIndex:
         self._marks |= other._marks
 
     def grown(self, session_ids: Iterable[str], least: int) -> set[str]:
-        """Return sessions with at least `least` turns whose index was never stored, or has since grown by an eighth."""
+        """Return sessions with `least` turns or more whose index is not stored, or has since grown by an eighth."""
         summaries = Counter(one.session_id for one in self.summaries.values())
         found: set[str] = set()
         for session_id in self.read.keys() & session_ids:

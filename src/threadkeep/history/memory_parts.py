@@ -39,7 +39,7 @@ _DIGITS: Final = 32
 
 
 def factor_key(model: str) -> str:
-    """Return the database key of a model's token factor: the names of the model and, if any, of its token estimate."""
+    """Return the database key of a model's token factor: the model's name, and its token estimate's name if any."""
     counter = counter_for(model)
     return f"{model} {counter.name}" if isinstance(counter, FamilyEstimate) else model
 

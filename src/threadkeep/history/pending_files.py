@@ -210,7 +210,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _content(path: Path) -> tuple[bool, SpoolContent]:
-    """Return whether the process of a file is alive and may still write to the file, and the file's content."""
+    """Return a pair: True if the process that writes this file is alive (more may be written), and the content."""
     live = in_use(path)
     return live, read_spool(path, cut_off=not live)
 

@@ -338,7 +338,8 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
 async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:
     """Return the question with the message or run id `run`, or the newest question if `run` is None.
 
-    Only about the newest 10,000 active messages are searched; the result is None if they have no such question.
+    Return None if there is no such question. Unless `run` is a message id, the search begins with the newest message
+    and stops after about 10,000 active messages.
     """
     if run is not None and (message := await transcripts.find(session_id, run)) is not None:
         return message if message.role == "user" else None

@@ -532,12 +532,12 @@ class Session:
         return {"messages": [{"role": question.role, "content": question.content, "id": str(question.id)}]}
 
     async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """Create and return a branch: a session with copies of this session's active messages, up to `at` if given.
+        """Create and return a branch: a session with copies of this session's active messages.
 
-        The copies keep their ids and times, and are numbered from 1. `at` is a `seq`. If this message is superseded,
-        the messages that were active just before it was superseded are copied. Title, tags, metadata, the last reset,
-        retention limits, and summaries that cover only copied messages are copied too. Repeating the call with this
-        `session_id` changes nothing.
+        The copies keep their ids and times, and are numbered from 1. `at`, if given, is the `seq` of the last message
+        to copy. If that message is superseded, the messages that were active just before then are copied. Title, tags,
+        metadata, the last reset, retention limits, and summaries that cover only copied messages are copied too. If
+        the call is repeated with the same `session_id`, the second call changes nothing.
 
         Raises:
             SessionNotFound: there is no such session.

@@ -125,7 +125,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         return await self._find(connection, fact_id, None)
 
     async def fact(self, fact_id: str, *, user_id: str | None = None) -> Fact:
-        """Return the fact with an id, even if it is no longer valid.
+        """Return the fact with the given id, even if it is no longer valid.
 
         Raises:
             InvalidInput: the id is not a valid id of a fact.

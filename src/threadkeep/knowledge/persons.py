@@ -60,7 +60,7 @@ class Persons(ClockedTables, sql=OWNER_SQL):
             return await self._get(connection, alias, new=new)
 
     async def get(self, person_id: str) -> Person:
-        """Return the person with an id.
+        """Return the person with the given id.
 
         Raises:
             KnowledgeNotFound: no person has this id.

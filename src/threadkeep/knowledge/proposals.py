@@ -115,7 +115,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
         return added
 
     async def proposal(self, proposal_id: str, *, user_id: str | None = None) -> Proposal:
-        """Return the proposal with an id.
+        """Return the proposal with the given id.
 
         Raises:
             KnowledgeNotFound: the proposal does not exist, or the user may not see it.

@@ -24,9 +24,11 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# The weight of a match with a word of the query: the same word in the key, the same word in the value, a synonym, a
-# key that the word asks about, a topic that it asks about, the same beginning. Question words (where) count half.
-_KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
+# Weights of a match between a word of the query and a fact. These are for the same word in the fact's key or value.
+_KEY, _VALUE = 1.0, 0.9
+# These are for a synonym, a key that the word asks for, a word of the same topic, and a word with the same beginning.
+_SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 0.7, 0.7, 0.45, 0.5
+# A match with the kind of question, such as "where", counts this much of a match with a word.
 _KIND_SHARE = 0.5
 _BEGINNING = 4
 # The weight of one standard deviation of similarity; a matching word in the key has the weight 1. A fact with less than

@@ -172,7 +172,7 @@ class SyncMemory(Wrapper[Memory]):
             self._close()
 
     def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> SyncSession:
-        """Return the session with an id; nothing is read or written yet.
+        """Return the session with the given id; nothing is read or written yet.
 
         With a workspace, messages of the session belong to that workspace.
 

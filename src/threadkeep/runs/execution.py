@@ -89,7 +89,7 @@ class RunExecution:
     stream: RunStream
     begins: bool = True
     hold: RunHold | None = None
-    # `run`, but without those of its messages that other runs have answered.
+    # `run` without the messages that other runs have answered.
     _run: Run = field(init=False)
     _workflow: Workflow = field(init=False)
     _plan: RunPlan = field(init=False)

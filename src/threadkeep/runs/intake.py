@@ -124,7 +124,7 @@ class RunIntake:
     ) -> None:
         """Answer a waiting run at most once: a repeated request with the same `message_id` changes nothing.
 
-        The `message_id` must be unique in the session; without one, this call is the same as `resume`. The run's answer
+        The `message_id` must be unique in the session; if None, this call is the same as `resume`. The run's answer
         is sent by the channel that asked the question.
 
         Raises:

@@ -105,8 +105,8 @@ class RunProgress(Debounced):
     - If `starts_again` is true, `add` stores nothing, because a crashed run starts from the beginning. `keep` still
       stores everything, for example when the run fails or waits.
     - If `fresh` is true, no earlier execution of the run has made checkpoints.
-    - `first` maps the id of each question to None or, if it is the first question of its task, to the namespace and
-      the id of the task.
+    - `first` maps the id of each question to None or, if it is the first question of its task, to a pair: the
+      namespace and the id of the task.
 
     Storing in the background is retried while the database is unavailable; any other error is raised by the next `add`.
     """

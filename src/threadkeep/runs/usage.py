@@ -32,7 +32,7 @@ class Ledger(AsyncCallbackHandler):
     - `limited`: the run and its ancestors, but only runs that have a budget.
     - `stored`: a callback that stores the pending usage of the whole tree, and returns the usage of a run and all runs
       below it. It is called before each model call for each run in `limited`.
-    - `usages`: the usage of the run's own model calls, without those of its children.
+    - `usages`: the usage of the run's own model calls, not of its child runs.
     - `spent`: the error that stopped a model call; None if none was stopped.
     """
 

@@ -107,7 +107,7 @@ class ApiKeys(ClockedTables, sql=("api_keys.sql",)):
         return key
 
     async def revoke(self, name: str) -> int:
-        """Revoke all valid keys with a name; return how many were revoked.
+        """Revoke all valid keys with the given name; return how many were revoked.
 
         Raises:
             ApiKeyNotFound: there is no key with this name, or all of them are revoked.

@@ -378,7 +378,6 @@ class GroupCommit:
 
 
 def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
-    """Return the turns by session, sorted by session id."""
     of_session: dict[str, list[PreparedTurn]] = {}
     for prepared in group:
         of_session.setdefault(prepared.turn.session_id, []).append(prepared)

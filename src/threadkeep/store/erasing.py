@@ -232,7 +232,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([self._selecting("drop_facts_of_runs", wanted)])
 
     async def delete_checkpoints(self, wanted: Erasable) -> None:
-        """Delete the checkpoints of the sessions and runs to erase, and those of all runs that were deleted before."""
+        """Delete the checkpoints of the sessions and runs to erase, and of all runs that were deleted before."""
         threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             tables = await self._checkpoint_tables(connection)

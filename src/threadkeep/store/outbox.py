@@ -153,7 +153,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
             return bool(await connection.fetch(self._sql["add"], row))
 
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
-        """Make a user the owner of a session without an owner and with only a bot's messages; otherwise return False.
+        """Make a user the owner of a session that has no owner and only a bot's messages; return False for any other.
 
         This repairs sessions in which an earlier version stored a bot's first message without an owner.
         """
@@ -255,7 +255,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
 
     async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
         """Release a message for a retry at `until`, at most 25 minutes from now; return False if the claim was lost."""
-        # Stay five minutes below the limit: a process whose clock is behind must not take this time for a wrong one.
+        # Stay five minutes below the limit. Otherwise, a process whose clock is behind would treat this time as wrong.
         at = min(time_text(until), self._later(WRONG_CLOCK_SECONDS - 300))
         values = {"at": at, "error": error, "uncertain": uncertain}
         return await self._change("postpone", number, owner, **values)

@@ -128,7 +128,7 @@ async def partition(driver: Driver, partitions: int, *, report: Progress) -> boo
 
 
 async def abandon(driver: Driver) -> bool:
-    """Remove an unfinished partitioned copy; return False if there is none."""
+    """Remove the partitioned copies of tables that an unfinished partitioning made; return False if there are none."""
 
     async def remove(connection: Connection) -> bool:
         state = await _lock(connection)

@@ -324,7 +324,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     try:
         return await asyncio.shield(opening)
     except sqlite_errors(asyncio.CancelledError, StoreUnavailable):
-        # Raise this error, even if `opening` fails as well: if a cancellation were lost, retries would never end.
+        # If `opening` fails as well, still raise this error: if a cancellation were lost, retries would never end.
         await _to_its_end(_close_opened(connection, opening))
         raise
 

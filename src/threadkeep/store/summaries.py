@@ -62,12 +62,12 @@ class Summaries(ClockedTables, sql=("summaries.sql", "{backend}/sessions.sql")):
         return await self._fetch("all", session_id, user_id=user_id)
 
     async def of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return, in order, the first `limit` summaries made directly from a range's active messages, merged or not."""
+        """Return the first `limit` summaries made directly from active messages in a range, even if merged later."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return await self._fetch("of_messages", session_id, **between)
 
     async def newest_of_messages(self, session_id: str, first_seq: int, last_seq: int, limit: int) -> list[Summary]:
-        """Return, in order, the last `limit` summaries made directly from a range's active messages, merged or not."""
+        """Return, in order, the last `limit` summaries of the kind that `of_messages` returns."""
         between = {"first_seq": first_seq, "last_seq": last_seq, "limit": limit}
         return (await self._fetch("newest_of_messages", session_id, **between))[::-1]
 

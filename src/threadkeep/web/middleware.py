@@ -115,7 +115,7 @@ class SafeResponses:
     app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and add the headers to its response."""
+        """Pass the request on, and add `SAFE_HEADERS` to its response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

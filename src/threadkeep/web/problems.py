@@ -74,7 +74,7 @@ _NOT_OFFERED: Mapping[str, str] = {
     r"/assistants(/.+)?": "Assistants are workflows: they have no versions, and the service's settings define them.",
     r"/v1/(?!chat/completions|models).+": "Of OpenAI's API, the service offers /v1/chat/completions and /v1/models.",
 }
-# Maps a status to the last part of the problem's `type`, and to its sentence (None: the text of the error).
+# Maps a status to a pair: the last part of the problem's `type`, and its sentence (None: the text of the error).
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
     404: ("not-found", "There is nothing at this address; /docs lists all addresses."),
@@ -95,7 +95,7 @@ _DOCUMENTED: Mapping[int, str] = {
     502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database is unavailable, locked, full or read-only, or the service is stopping; try again.",
 }
-# Maps a class of errors to the status and the last part of the `type`. Subclasses precede their base classes.
+# Maps a class of errors to a pair: the status, and the last part of the `type`. Subclasses precede base classes.
 _KINDS: Mapping[type[ThreadkeepError], tuple[int, str]] = {
     InvalidKey: (422, "invalid-session-id"),
     InvalidInput: (422, "invalid-request"),

@@ -104,7 +104,7 @@ class Children(Protocol):
 class Resources:
     """The objects that the nodes of a run may use, such as the memory and the chat models.
 
-    model: returns the chat model with a name; for None, the service's own model.
+    model: returns the chat model with the given name; for None, the service's own model.
     turn_options: the default options of turns.
     middleware: wraps the model and tool calls of every agent, inside the middleware of the memory.
     workspace: the workspace of runs that do not name one.

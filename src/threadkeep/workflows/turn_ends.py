@@ -61,7 +61,7 @@ class LateQuestion(BaseCallbackHandler):
         self._stored = False
 
     def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
-        """When a middleware hook begins, find the question in its input by id or text, and remember its message id."""
+        """When a middleware hook begins, remember the ids of input messages that match the question by id or text."""
         if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
             return
         for message in inputs.get("messages") or ():

@@ -157,11 +157,11 @@ class Coverage(dict[int, float]):
 
 
 class Hits:
-    """The positions of the turns that contain terms of a query or substitutes, such as synonyms.
+    """The turns that contain a term of a query, or a substitute for a term, such as a synonym.
 
-    masks: maps a position to the bits of the sources (see `Coverage`) that occur there.
-    scores: maps a position to its BM25 score. Multiplied by `scale`, the scores of different queries are comparable.
-    shares: for each entry of `masks`, in the same order, the share of the query that it covers.
+    masks: maps each turn's position to a bit mask of the terms and substitutes in the turn (see `Coverage`).
+    scores: maps positions to BM25 scores. Multiplied by `scale`, the scores of different queries are comparable.
+    shares: the share of the query (0 to 1) that each mask covers, in the order of `masks`.
     """
 
     def __init__(self, postings: Postings, query: Query) -> None:
@@ -217,7 +217,7 @@ class Hits:
 
 
 def _substitutes(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """Yield for each substitute, such as a synonym: its term's number, its part of the term's weight, its positions."""
+    """Yield a triple for each substitute, such as a synonym: its term's number, a share of the weight, positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             positions = postings.of_topic(topic)
@@ -238,7 +238,7 @@ _BEST_TURNS = 3
 class Match:
     """The values that the index computes for a query, so that `Matching` can score turns.
 
-    dates: maps each episode near a day in the query to its nearness, and to 1.0 or 0.0 (see `RecallIndex._dates`).
+    dates: the episodes near a day in the query, each with a pair of numbers (see `RecallIndex._dates`).
     certain: positions that are always scored: turns near these days, and turns with a similar embedding.
     telling: positions of informative turns, which are scored if there are few others to score.
     everybody: the number of speakers.
@@ -274,7 +274,7 @@ def positions_of(hits: Hits, match: Match, columns: TurnColumns) -> list[int]:
 
 
 def episodes_of(hits: Hits, columns: TurnColumns) -> dict[int, tuple[float, float]]:
-    """Map each episode with hits to the share of the query that they cover, and to its score (the best has 1.0)."""
+    """Map each episode with hits to a pair: the share of the query that the hits cover, and a score of up to 1.0."""
     masks: defaultdict[int, int] = defaultdict(int)
     scores: defaultdict[int, list[float]] = defaultdict(list)
     for position, mask in hits.masks.items():

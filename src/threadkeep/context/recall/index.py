@@ -197,9 +197,9 @@ class RecallIndex:
             recent: The last turns, oldest first, to resolve words such as "it" and "that".
             asker: The speaker of the input; by default any speaker with the role `user`.
             now: The time of the input; by default the time of the last turn.
-            exclude: Ids to leave out, such as those of the window.
+            exclude: Ids of turns to leave out, such as the turns in the window.
             limit: The maximum number of turns.
-            semantic: The embedding similarity to the input, by turn id; a turn without one counts as average.
+            semantic: The embedding similarity to the input, by turn id. A missing turn counts as average.
         """
         likeness = self._likeness(semantic) if semantic else None
         matching = self._matching(query, recent, asker, now, likeness.best() if likeness else (), exclude)
@@ -269,7 +269,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Map each episode that began near one of `spans` to its nearness (0 to 1), and to 1.0 if inside, else 0.0."""
+        """Map each episode that began near `spans` to a pair: its nearness (0 to 1), and 1.0 if inside, else 0.0."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -290,7 +290,7 @@ class RecallIndex:
         return frozenset((asker,)) if asker in self._speakers else frozenset(self._of_role.get("user", ()))
 
     def _others(self, asker: str | None) -> frozenset[str]:
-        """Return the speakers that "you" means: the assistants or, without any, everybody but the asker."""
+        """Return the speakers that "you" means: the assistants or, if there are none, everybody but the asker."""
         return frozenset(self._of_role.get("assistant", ())) or frozenset(self._speakers) - self._askers(asker)
 
     def _know_speaker(self, turn: IndexedTurn, prior: float, position: int) -> None:
@@ -356,10 +356,10 @@ def select(
 
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.
-        cost_of: Returns the tokens of the turn with an id, including its frame.
+        cost_of: A function that returns the cost of quoting a turn, in tokens, for the turn's id.
         budget: The maximum number of tokens of all turns in total.
-        group_of: Returns the group of a turn, such as its day; the first turn of a group costs more.
-        group_cost: The tokens that the first turn of a group costs in addition.
+        group_of: A function that returns the group of a turn, such as its day, for the turn's id.
+        group_cost: The number of tokens that the first turn of each group costs in addition.
     """
     costs = [max(1, cost) for cost in map(cost_of, map(itemgetter(0), ranked))]
     groups: Sequence[Hashable] = [group_of(entry.id) for entry in ranked] if group_of else ()

@@ -22,7 +22,8 @@ _SHORT = 4_000
 class Found:
     """The values of one query from which `Scoring` computes the scores of turns.
 
-    `episodes` maps an episode to what it adds to the score of each of its turns. `per_score` scales BM25 scores.
+    `episodes` maps an episode to the amount that it adds to the score of each of its turns. `per_score` scales BM25
+    scores.
     `per_when_score` scales them in addition for questions about a time; for other questions it is 0.
     """
 
@@ -98,7 +99,7 @@ class Scoring:
         return [masks[position - BESIDE : position + BESIDE + 1] for position in chosen]
 
     def _amounts(self) -> list[float] | defaultdict[int, float]:
-        """Map each position to what BM25 scores (its own and those of its neighbours) add to its score."""
+        """Return, by position, the part of a turn's score that comes from its own and its neighbours' BM25 scores."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
@@ -160,7 +161,7 @@ class Matching:
         return Scoring(self._columns, found, self._weights).scores(self.positions)
 
     def _episode_shares(self) -> dict[int, float]:
-        """Map an episode (turns without a long pause) to what its words and date add to the score of each turn."""
+        """Map an episode (turns without a long pause) to the amount that it adds to the score of each of its turns."""
         weights = self._weights
         of_words, of_score = weights["episode_words"], weights["episode_score"]
         shares = {episode: of_words * words + of_score * score for episode, (words, score) in self._episodes.items()}

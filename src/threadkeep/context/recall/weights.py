@@ -29,7 +29,7 @@ ANSWER: Final[dict[str, float]] = {
     "why": 0.137,
 }
 
-# Signals shared by a turn and the query.
+# The weights of the signals that show how well a turn matches the query.
 MATCH: Final[dict[str, float]] = {
     "words": 0.956,
     "with_next": 1.281,

@@ -245,7 +245,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return self._count_dead(self._checked(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Return the numbers of messages by status, of dead messages by reason, and of repeats.
+        """Return a triple: message counts by status, counts of given-up (dead) messages by reason, number of resends.
 
         In the first map, `turns` is the number of turns that are not split into messages yet.
         """

@@ -109,12 +109,12 @@ class RestClient:
         return [fact for value in facts if (fact := fact_in(value)) is not None]
 
     async def delete_episode(self, group_id: str, uuid: str) -> None:
-        """Delete a message. A server on FalkorDB finds no messages, so it deletes nothing."""
+        """Delete a message. If the server's database is FalkorDB, the server does not find it and deletes nothing."""
         check_group_id(group_id)
         await self._call("DELETE", f"/episode/{quote(uuid, safe='')}")
 
     async def delete_group(self, group_id: str) -> None:
-        """Delete a group. A server on FalkorDB deletes nothing."""
+        """Delete a group. If the server's database is FalkorDB, nothing is deleted."""
         await self._call("DELETE", f"/group/{check_group_id(group_id)}")
 
     def checks(self) -> list[tuple[str, Step]]:

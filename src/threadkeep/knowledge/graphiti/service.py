@@ -308,7 +308,6 @@ class Graphiti:
         return await self.promote(promotion, options.workspace)
 
     async def _watch_repo_state(self) -> None:
-        """Call `note_repo_state` periodically until cancelled."""
         while True:
             with ErrorBoundary(self._report):
                 await self.note_repo_state()

@@ -141,7 +141,6 @@ class DbosEngine(Engine):
                 self._troubled(type(error).__name__)
 
     async def _launch_if_needed(self) -> None:
-        """Launch dbos if its tables have records of runs."""
         if self._queue is None and self._lease is not None and await self._lease.has_records():
             await self._launched()
 

@@ -290,7 +290,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
 
 def _conversations(new: NewRun) -> list[str]:
-    """Return the conversations of a new run, its session first."""
+    """Return the ids of the conversations that a new run uses; its session is the first."""
     return list(dict.fromkeys((*filter(None, [new.session_id]), *new.conversations)))
 
 

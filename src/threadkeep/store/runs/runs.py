@@ -78,7 +78,7 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete the given versions, except those with which runs have begun since; return the number deleted."""
+        """Delete unused versions, except versions with which runs have begun since; return the number deleted."""
         since = time_text(self._clock() - _CLOCKS_DIFFER)
         rows = [{"name": name, "version": version, "since": since} for name, version in unused]
         async with self._driver.writing() as connection:
@@ -115,7 +115,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             return await fetch_run(connection, run_id, damaged=damaged)
 
     async def owners(self) -> set[str]:
-        """Return the owners of running runs (names of processes), without those that were found dead (see `disown`)."""
+        """Return the names of the processes that own running runs, except processes found dead (see `disown`)."""
         return {owner for (owner,) in await self._driver.fetch(self._sql["owners"], {"disowned": DISOWNED})}
 
     async def take_lock(self) -> None:

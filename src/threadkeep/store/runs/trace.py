@@ -291,7 +291,7 @@ class RunTrace:
         return int(rows[0][0]) if rows else 0
 
     async def usage(self, run_id: str, *, with_children: bool = True) -> list[TokenUsage]:
-        """Return the token usage of a run by model, by default with that of its descendants; each call counts once."""
+        """Return the token usage of a run by model, by default including its descendants; each call counts once."""
         statement = self._sql["usage_with_children" if with_children else "usage"]
         rows = await self._driver.fetch(statement, {"run_id": run_id})
         return added(used for *row, packed in rows for used in (stored_usage(packed) if packed else [usage_of(row)]))

@@ -132,7 +132,7 @@ class Thread:
         return self.runs[0] if self.runs else None
 
     def waiting(self, ids: Collection[str] = ()) -> Run | None:
-        """Return the newest run that asks a question in `ids`. Without one, return the newest waiting run, or None."""
+        """Return the newest run that asks a question in `ids`, else the newest waiting run, or None if none waits."""
         waiting = [run for run in self.runs if run.status == "waiting"]
         named = [run for run in waiting if any(one.id in ids for one in questions(run))]
         return next(iter(named + waiting), None)

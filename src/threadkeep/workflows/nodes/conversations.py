@@ -1,4 +1,4 @@
-"""The conversation of a node's turn: in the run's session, in the graph's store, or unstored."""
+"""The conversation that a node continues: the run's session, one in the graph's store, or one that is not stored."""
 
 from __future__ import annotations
 
