@@ -344,7 +344,7 @@ class Graphiti:
     async def backfill(
         self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
     ) -> Backfilled:
-        """Queue up to `limit` earlier turns of all or of the chosen sessions for Graphiti. Call again for more turns.
+        """Queue up to `limit` earlier turns of some sessions, of a user, or of all, for Graphiti. Call again for more.
 
         They are sent after new turns, with a limit per minute. Stored messages do not record their workspace, so all
         turns count as turns of the workspace in the options. If runs used other workspaces, name the sessions.
