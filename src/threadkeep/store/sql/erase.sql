@@ -9,10 +9,11 @@ WHERE p.canonical_id = (SELECT o.canonical_id FROM chat_persons o WHERE o.person
 
 -- name: selection
 -- Included by other statements: the ids of the person, the sessions to delete entirely, and the runs to delete.
+-- SQLite reads the tables of a cross join in their order, so that it finds the rows of large tables by index.
 WITH RECURSIVE ids (id) AS (
 VALUES (:id)
 ), own (session_id) AS (
-    SELECT s.session_id FROM ids JOIN chat_sessions s ON s.user_id = ids.id
+    SELECT s.session_id FROM ids CROSS JOIN chat_sessions s WHERE s.user_id = ids.id
     UNION
     SELECT s.session_id FROM chat_sessions s WHERE s.session_id = CAST(:session_id AS TEXT)
     UNION
@@ -21,13 +22,14 @@ VALUES (:id)
         SELECT 1 FROM chat_sessions s WHERE s.session_id = n.name AND s.user_id NOT IN (SELECT id FROM ids)
     )
     UNION
-    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
+    SELECT c.session_id FROM own o CROSS JOIN chat_sessions c
+    WHERE c.parent_session_id = o.session_id AND c.agent IS NOT NULL
 ), gone (run_id) AS (
-    SELECT r.run_id FROM own JOIN chat_runs r ON r.session_id = own.session_id
+    SELECT r.run_id FROM own CROSS JOIN chat_runs r WHERE r.session_id = own.session_id
     UNION
-    SELECT r.run_id FROM ids JOIN chat_runs r ON r.user_id = ids.id
+    SELECT r.run_id FROM ids CROSS JOIN chat_runs r WHERE r.user_id = ids.id
     UNION
-    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
+    SELECT c.run_id FROM gone g CROSS JOIN chat_runs c WHERE c.parent_run_id = g.run_id
 )
 
 -- name: own_sessions_of
@@ -76,24 +78,24 @@ UNION ALL SELECT 'chat_run_manifests', count(*) FROM chat_run_manifests WHERE ru
 UNION ALL SELECT 'chat_run_texts', count(*) FROM chat_run_texts WHERE run_id IN (SELECT run_id FROM gone)
 UNION ALL
 SELECT 'chat_answered_messages', count(*) FROM (
-    SELECT a.session_id, a.message_id FROM own JOIN chat_answered_messages a ON a.session_id = own.session_id
+    SELECT a.session_id, a.message_id FROM own CROSS JOIN chat_answered_messages a WHERE a.session_id = own.session_id
     UNION
-    SELECT a.session_id, a.message_id FROM ids JOIN chat_answered_messages a ON a.user_id = ids.id
+    SELECT a.session_id, a.message_id FROM ids CROSS JOIN chat_answered_messages a WHERE a.user_id = ids.id
 ) answered
 UNION ALL
 SELECT 'chat_active_sessions', count(*) FROM chat_active_sessions
 WHERE session_id IN (SELECT session_id FROM own) OR user_id IN (SELECT id FROM ids)
 UNION ALL
 SELECT 'chat_outbox', count(*) FROM (
-    SELECT chat_outbox.number FROM own JOIN chat_outbox ON chat_outbox.session_id = own.session_id
+    SELECT chat_outbox.number FROM own CROSS JOIN chat_outbox WHERE chat_outbox.session_id = own.session_id
     UNION
-    SELECT chat_outbox.number FROM ids JOIN chat_outbox ON chat_outbox.person_id = ids.id
+    SELECT chat_outbox.number FROM ids CROSS JOIN chat_outbox WHERE chat_outbox.person_id = ids.id
 ) outgoing
 UNION ALL
 SELECT 'chat_channel_sessions', count(*) FROM (
-    SELECT h.session_id FROM own JOIN chat_channel_sessions h ON h.session_id = own.session_id
+    SELECT h.session_id FROM own CROSS JOIN chat_channel_sessions h WHERE h.session_id = own.session_id
     UNION
-    SELECT h.session_id FROM ids JOIN chat_channel_sessions h ON h.person_id = ids.id
+    SELECT h.session_id FROM ids CROSS JOIN chat_channel_sessions h WHERE h.person_id = ids.id
 ) reached
 UNION ALL
 SELECT 'chat_channel_state', count(*) FROM chat_channel_state
@@ -103,9 +105,9 @@ WHERE scope IN (SELECT 'chatkit:' || id FROM ids UNION ALL SELECT 'adk:' || id F
 UNION ALL SELECT 'chat_graph_turns', count(*) FROM chat_graph_turns WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
 SELECT 'chat_graph_deliveries', count(*) FROM (
-    SELECT d.number FROM own JOIN chat_graph_deliveries d ON d.session_id = own.session_id
+    SELECT d.number FROM own CROSS JOIN chat_graph_deliveries d WHERE d.session_id = own.session_id
     UNION
-    SELECT d.number FROM known_groups g JOIN chat_graph_deliveries d ON d.group_id = g.group_id
+    SELECT d.number FROM known_groups g CROSS JOIN chat_graph_deliveries d WHERE d.group_id = g.group_id
 ) deliveries
 UNION ALL SELECT 'chat_graph_groups', count(*) FROM known_groups
 UNION ALL SELECT 'chat_fact_learning', count(*) FROM chat_fact_learning WHERE session_id IN (SELECT session_id FROM own)
@@ -138,18 +140,18 @@ WITH ids (id) AS (
 VALUES (:id)
 )
 SELECT sent.session_id, sent.seq FROM (
-    SELECT m.session_id, m.seq FROM ids JOIN chat_messages m ON m.author = ids.id
-    WHERE m.role = 'user' AND m.author IS NOT NULL
+    SELECT m.session_id, m.seq FROM ids CROSS JOIN chat_messages m
+    WHERE m.author = ids.id AND m.role = 'user' AND m.author IS NOT NULL
     UNION
-    SELECT m.session_id, m.seq FROM ids JOIN chat_messages m ON CAST(m.metadata ->> 'sender_id' AS TEXT) = ids.id
+    SELECT m.session_id, m.seq FROM ids CROSS JOIN chat_messages m
     -- An id of a person has at most 512 characters; a longer value could not be stored in the index.
-    WHERE m.role = 'user' AND length(m.metadata ->> 'sender_id') <= 512
+    WHERE CAST(m.metadata ->> 'sender_id' AS TEXT) = ids.id AND m.role = 'user' AND length(m.metadata ->> 'sender_id') <= 512
         -- A sender is a text or an integer; other values do not name a person.
         AND (CAST(m.metadata -> 'sender_id' AS TEXT) LIKE '"%'
             OR ltrim(CAST(m.metadata -> 'sender_id' AS TEXT), '-0123456789') = '')
 ) sent
 WHERE NOT EXISTS (
-    SELECT 1 FROM ids JOIN chat_sessions s ON s.user_id = ids.id WHERE s.session_id = sent.session_id
+    SELECT 1 FROM ids CROSS JOIN chat_sessions s WHERE s.user_id = ids.id AND s.session_id = sent.session_id
 )
 ORDER BY sent.session_id, sent.seq
 
@@ -220,7 +222,7 @@ UPDATE chat_answered_messages SET user_id = NULL WHERE user_id = :id
 WITH RECURSIVE gone (run_id) AS (
     SELECT run_id FROM chat_runs WHERE user_id = :id
     UNION
-    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
+    SELECT c.run_id FROM gone g CROSS JOIN chat_runs c WHERE c.parent_run_id = g.run_id
 )
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
@@ -284,13 +286,13 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
 , involved (session_id) AS (
     SELECT session_id FROM own
     UNION
-    SELECT m.session_id FROM ids JOIN chat_messages m ON m.author = ids.id
-    WHERE m.role = 'user' AND m.author IS NOT NULL
+    SELECT m.session_id FROM ids CROSS JOIN chat_messages m
+    WHERE m.author = ids.id AND m.role = 'user' AND m.author IS NOT NULL
     UNION
-    SELECT m.session_id FROM ids JOIN chat_messages m ON CAST(m.metadata ->> 'sender_id' AS TEXT) = ids.id
-    WHERE m.role = 'user' AND length(m.metadata ->> 'sender_id') <= 512
+    SELECT m.session_id FROM ids CROSS JOIN chat_messages m
+    WHERE CAST(m.metadata ->> 'sender_id' AS TEXT) = ids.id AND m.role = 'user'
+        AND length(m.metadata ->> 'sender_id') <= 512
 )
--- SQLite reads the tables of a cross join in this order.
 SELECT count(*) FROM involved i CROSS JOIN chat_graph_deliveries d
     JOIN chat_graph_groups g ON g.group_id = d.group_id
     LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id

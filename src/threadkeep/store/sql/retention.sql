@@ -249,16 +249,18 @@ VALUES (:root_run_id)
 -- can be sent again.
 -- include: going
 , answered (message_id, run_id) AS (
-    SELECT r.message_id, r.run_id FROM going g JOIN chat_runs r ON r.run_id = g.run_id WHERE r.message_id IS NOT NULL
+    -- SQLite reads the tables of a cross join in their order.
+    SELECT r.message_id, r.run_id FROM going g CROSS JOIN chat_runs r
+    WHERE r.run_id = g.run_id AND r.message_id IS NOT NULL
     UNION ALL
-    SELECT j.message_id, j.run_id FROM going g JOIN chat_run_messages j ON j.run_id = g.run_id
+    SELECT j.message_id, j.run_id FROM going g CROSS JOIN chat_run_messages j WHERE j.run_id = g.run_id
 )
 INSERT INTO chat_answered_messages (
     session_id, message_id, run_id, workflow, status, user_id, trigger, created_at, ended_at
 )
 SELECT r.session_id, a.message_id, r.run_id, r.workflow, r.status, r.user_id, r.trigger, r.created_at, r.ended_at
-FROM answered a JOIN chat_runs r ON r.run_id = a.run_id
-WHERE r.session_id IS NOT NULL AND r.status IN ('done', 'cancelled')
+FROM answered a CROSS JOIN chat_runs r
+WHERE r.run_id = a.run_id AND r.session_id IS NOT NULL AND r.status IN ('done', 'cancelled')
 ON CONFLICT (session_id, message_id) DO UPDATE SET
     run_id = excluded.run_id, workflow = excluded.workflow, status = excluded.status, user_id = excluded.user_id,
     trigger = excluded.trigger, created_at = excluded.created_at, ended_at = excluded.ended_at

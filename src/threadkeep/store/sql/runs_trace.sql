@@ -89,19 +89,19 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage FROM chat_run_traces t
 WHERE t.run_id = :run_id AND t.usage IS NOT NULL
 
 -- name: usage_with_children
--- The usage of a run and all its descendants, each counted once.
+-- The usage of a run and all its descendants, each counted once. SQLite reads the tables of a cross join in their order.
 WITH RECURSIVE below (run_id) AS (
     SELECT run_id FROM chat_runs WHERE run_id = :run_id
     UNION
-    SELECT c.run_id FROM below b JOIN chat_runs c ON c.parent_run_id = b.run_id
+    SELECT c.run_id FROM below b CROSS JOIN chat_runs c WHERE c.parent_run_id = b.run_id
 )
 SELECT
     u.model, u.calls, u.input_tokens, u.output_tokens, u.cache_read_tokens, u.estimated_calls, u.cost,
     CAST(NULL AS TEXT) AS usage
-FROM below b JOIN chat_run_usage u ON u.run_id = b.run_id
+FROM below b CROSS JOIN chat_run_usage u WHERE u.run_id = b.run_id
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage
-FROM below b JOIN chat_run_traces t ON t.run_id = b.run_id AND t.usage IS NOT NULL
+FROM below b CROSS JOIN chat_run_traces t WHERE t.run_id = b.run_id AND t.usage IS NOT NULL
 
 -- name: begin_tool
 -- Record a call only if the run exists.
