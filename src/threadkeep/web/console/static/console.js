@@ -213,6 +213,14 @@ addEventListener("submit", async (event) => {
 
 /* ---- Times and keys ---- */
 
+// Let the keyboard reach a table that scrolls because it is wider than its card.
+function reachTables() {
+  for (const table of document.querySelectorAll(".table")) {
+    if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;
+    else table.removeAttribute("tabindex");
+  }
+}
+
 // Show times in the reader's time zone. The age of a moment grows while the page is open.
 function showTimes() {
   for (const time of document.querySelectorAll("time[datetime]")) {
@@ -262,10 +270,12 @@ function begin() {
     if (!streams.has(live)) streams.set(live, follow(live));
   }
   showTimes();
+  reachTables();
 }
 
 begin();
 setInterval(showTimes, 60_000);
+addEventListener("resize", reachTables);
 
 // Another tab or person may have changed a transcript or a list meanwhile.
 let returning = false;
