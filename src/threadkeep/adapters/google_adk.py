@@ -135,7 +135,7 @@ class SessionService(MemoryAdapter, BaseSessionService):
         return {key.removeprefix(_user_prefix(app_name)): json.loads(value) for key, value in values.items()}
 
     async def append_event(self, session: Session, event: Event) -> Event:
-        """Store an event and its changes to the state, and return it.
+        """Store an event with its changes to the state, and return the event.
 
         A partial event, and an event that the session already contains, is returned without being stored.
 

@@ -209,7 +209,7 @@ _SENTENCES: Final[Mapping[Finding, str]] = {
 class OtherMiddleware:
     """Warnings about the other middleware of an agent; each warning is given once.
 
-    `SessionMemory` cannot see which other middleware an agent has, but the messages show that middleware's effects.
+    `SessionMemory` cannot see which other middleware an agent has, but the messages show the effects of it.
     """
 
     def __init__(self) -> None:

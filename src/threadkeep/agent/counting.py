@@ -46,7 +46,7 @@ _MOST_PDF_PAGES = 1_000
 
 
 def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
-    """Return True if a content block repeats a tool call of its message. `known` has the ids of the message's calls."""
+    """Return True if a content block duplicates one of its message's tool calls, which have the ids `known`."""
     if block.get("type") not in _CALLS or not known:
         return False
     given = call_id_of(block)
@@ -54,7 +54,7 @@ def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
 
 
 def call_id_of(block: Mapping[str, object]) -> object:
-    """Return the id of the tool call that a content block repeats."""
+    """Return the id of the tool call that a content block contains."""
     return block.get("call_id") or block.get("id")
 
 

@@ -168,7 +168,7 @@ class TurnHooks:
                 # Forget the question: if the run fails after this, its retry must not get this stored answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
-            # A nested agent releases the session now, others at the run's end: middleware may still call the model.
+            # A nested agent releases the session now. Others wait for the run's end: middleware may still call a model.
             if part.key[1] or root_callbacks.call is None:
                 part.root.release_session()
         if first_stored is None or first_stored.id == answer.id:

@@ -35,11 +35,11 @@ from threadkeep.memory.sync_memory import SyncMemory
 def recorded(
     graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions | None = None
 ) -> RecordedGraph:
-    """Return a wrapper of a graph, such as a supervisor's, that makes each of its calls a turn of its session.
+    """Return a wrapper of a graph, such as a supervisor's, that records each call of the graph as a turn of a session.
 
     The question is stored before the graph runs, and the final answer when the graph ends. The answer's author is the
     name of its message. Agents with `SessionMemory` inside the graph take part in the turn. A graph without a
-    checkpointer gets the earlier turns before its input; its result and streams do not contain them. For a repeated
+    checkpointer gets the earlier turns before its input, but the result and streams omit them. For a repeated
     message of a finished turn, the stored answers are returned, and the graph does not run. The wrapper has the methods
     of the graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream`, `astream_events` and `abatch`.
 

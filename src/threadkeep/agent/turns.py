@@ -241,7 +241,7 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The question was deleted with its session. While its id is set, its answer is not stored either.
+            # The question was deleted with its session. While its id is set, the answer is not stored either.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:

@@ -33,8 +33,8 @@ class DeliveryOptions:
     A process sends at most `concurrency` answers of a bot at the same time. It claims a message for `claim_seconds`; if
     sending a part takes longer, the part is sent again. A message that is undelivered after `give_up_seconds` of
     attempts is marked as failed. Finished messages are remembered for `keep_seconds`, so that a repeated update gets no
-    second answer. A message without a run after `take_again_seconds` is processed again, because its process may have
-    died; if that fails, it expires after `unasked_seconds`.
+    second answer. A message without a run after `take_again_seconds` is processed again, because the process that
+    received it may have died. If this fails too, the message expires after `unasked_seconds`.
     """
 
     concurrency: int = 16

@@ -90,7 +90,7 @@ class FactsLeftOut:
     """Stored facts of a scope that were not sent in a model call, and the reason.
 
     `no_room`: they did not fit. `same_key`: a fact of a more specific scope, or a newer one, has the same key.
-    `over_limit`: the scope has too many facts, so only relevant ones were searched for; the others are not counted.
+    `over_limit`: the scope has too many facts, so only relevant facts were searched for. Other facts are not counted.
     """
 
     scope: ScopeKind

@@ -46,7 +46,7 @@ class ContextPlan:
     """The division of a model call's token budget among the sections of its context; see the module's table.
 
     order: the order of the sections, without the turn's steps, which are always last.
-    shares: fractions of the budget: a minimum for the window, and a maximum for the others.
+    shares: fractions of the budget: a minimum for the window, and a maximum for each other section.
     yields: the extras (facts, snippets, selected) in the order in which they shrink.
     window: `sliding` has the newest messages that fit; `anchored` begins at the same message while it fits.
     step: when an anchored window is full, it is cut to this part of its capacity.

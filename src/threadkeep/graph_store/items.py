@@ -174,7 +174,7 @@ class TableItems(Tables, sql=("graph_items.sql", "{backend}/graph_items.sql")):
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_TableWriting]:
-        """Lock a conversation against other writers, in this process and in others."""
+        """Lock a conversation against other writers, in this process and in other processes."""
         try:
             async with self._driver.transaction() as transaction:
                 writing = _TableWriting(transaction, self._sql, metadata, self._known)

@@ -252,7 +252,7 @@ class Eraser:
         return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
-        """Return the LangGraph store conversations of the person, and those whose key is one of the session ids."""
+        """Return the person's conversations in LangGraph stores, and all conversations with a session id as the key."""
         found: list[tuple[Memory, str]] = []
         for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]

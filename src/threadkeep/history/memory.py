@@ -332,7 +332,7 @@ class Memory:
     async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
         """Store the partial answer of an interrupted run before its session continues.
 
-        If `elsewhere` is true, discard it instead: another process executes the run again, or its messages are removed.
+        If `elsewhere` is true, discard the answer: another process executes the run again, or its messages are removed.
         """
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)

@@ -1,4 +1,4 @@
-"""Pending turns on disk, in the files of this process and of others.
+"""Pending turns on disk, in the files of this process and of other processes.
 
 The turns can be listed and dropped without the database, which may be down at that moment.
 """

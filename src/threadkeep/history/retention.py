@@ -71,7 +71,7 @@ class Pruned(Counts):
 
     @classmethod
     def by(cls, action: Action, amount: Amount, *, whole_sessions: int = 0) -> Pruned:
-        """Return a result that contains only the amount that one action, archiving or deletion, removed."""
+        """Return a result with the amount that one action (archiving or deletion) removed, and zero for the other."""
         if action == "archive":
             return cls(archived=amount)
         return cls(deleted=amount, whole_sessions=whole_sessions)

@@ -28,7 +28,7 @@ _SPACES = re.compile(r"\s+")
 _KEY, _VALUE = 1.0, 0.9
 # These are for a synonym, a key that the word asks for, a word of the same topic, and a word with the same beginning.
 _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 0.7, 0.7, 0.45, 0.5
-# A match with the kind of question, such as "where", counts this much of a match with a word.
+# A match with the kind of question, such as "where", counts for this fraction of a match with a word.
 _KIND_SHARE = 0.5
 _BEGINNING = 4
 # The weight of one standard deviation of similarity; a matching word in the key has the weight 1. A fact with less than

@@ -61,7 +61,7 @@ class EraseReceipt:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EraseReceipt:
-        """Return the receipt from the values of `to_dict`. Raise `KeyError`, `TypeError` or `ValueError` for others."""
+        """Return the receipt from the values of `to_dict`. Raise `KeyError`, `TypeError` or `ValueError` if invalid."""
         return cls(
             **{
                 **values,

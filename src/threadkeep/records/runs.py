@@ -199,7 +199,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """A run that cannot start yet. `behind`: the id of the run to wait for, its own if another process executes it."""
+    """A run that cannot start yet. `behind`: the id of the run to wait for; this run's if another process has it."""
 
     run: Run
     behind: str

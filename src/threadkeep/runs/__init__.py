@@ -1,1 +1,1 @@
-"""Execution of runs, in this process or in others. If a process dies, another process continues its runs."""
+"""Execution of runs, in this process or in other processes. If a process dies, another process continues its runs."""

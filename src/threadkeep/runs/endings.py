@@ -266,7 +266,7 @@ class RunEndings:
     async def _keep_question(self, run: Run) -> None:
         """Store the question of a run if it is not stored yet, because later turns must see it.
 
-        If the workflow has middleware that may reject or change questions, store it as `failed`, without its text.
+        If the workflow's middleware may reject or change questions, store the question as `failed`, without its text.
         """
         if run.parent_run_id is not None:
             return

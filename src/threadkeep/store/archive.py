@@ -32,7 +32,7 @@ from threadkeep.store.transcripts import END
 class SummaryArchive:
     """A writer that stores the summaries of exported sessions in a database.
 
-    A summary is stored only if its messages exist here, and no unarchived one is between it and the active summaries.
+    A summary is stored only if its messages exist here and no unarchived message separates it from active summaries.
     """
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:

@@ -305,7 +305,7 @@ class GroupCommit:
         _settle(group, receipts)
 
     async def _store_separately(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
-        """Store a rejected group again: each `is_joined` turn in its own transaction, the others after checking ids."""
+        """Store a rejected group again: each `is_joined` turn in its own transaction, the rest after checking ids."""
         if len(group) > 1:
             for prepared in [one for one in group if one.is_joined]:
                 await self._write_group([prepared])

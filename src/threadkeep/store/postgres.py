@@ -255,7 +255,7 @@ class _Loan:
 async def _open[C: RawConnection | DictConnection](
     pool: AsyncConnectionPool[C], dsn: str, options: StoreOptions
 ) -> None:
-    """Open a pool within its timeout, including its first connections."""
+    """Open a pool and its first connections, within the timeout of the pool."""
     deadline = time.monotonic() + options.pool_timeout_seconds
     await _reach(dsn, options)
     await pool.open(wait=True, timeout=max(deadline - time.monotonic(), _LEAST_OPENING_SECONDS))

@@ -50,7 +50,7 @@ _PATTERNS = 16
 _PATTERN_CHARACTERS = 256  # PostgreSQL rejects a very long pattern
 _WEIGHED_WORDS = 16
 _MORE = 4
-# At most this many matching texts are ranked; they are the newest.
+# Only the newest matching texts are ranked, at most this many.
 _CANDIDATES = 2_000
 _COMMON = 0.1
 
@@ -245,7 +245,7 @@ class _Behind(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """The messages of a session that one step indexes: the next ones, up to a `seq`."""
+    """The next messages of a session to index in one step, up to a `seq`."""
 
     session: _Behind
     upto: int
@@ -280,7 +280,7 @@ def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> l
 
 
 def _indexed_rows(steps: Sequence[_Step]) -> list[str]:
-    """Return a JSON array for each step, with the documents and terms of its messages."""
+    """Return one JSON array per step, with the documents and terms of the step's messages."""
     return [
         json.dumps(
             [{"seq": row[0], "document": row[3], "terms": fingerprints(indexed_terms(row[2]))} for row in step.texts],

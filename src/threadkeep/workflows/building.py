@@ -145,7 +145,7 @@ class Paths:
         return _reached([self.start], certain)
 
     def _nodes_of_branches(self) -> Iterator[list[frozenset[str]]]:
-        """Yield, for each group of parallel branches, a list with the set of nodes of each branch."""
+        """Yield, for each group of parallel branches, a list with one set of nodes per branch."""
         for branch in self.branches:
             yield [self.beginning_at(target) - {END_NAME} for target in branch]
 

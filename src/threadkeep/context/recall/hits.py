@@ -125,7 +125,7 @@ _BEST_POSITIONS = 24
 
 
 class Coverage(dict[int, float]):
-    """A cache of the share of the query (0 to 1) that a set of sources covers. A key has one bit for each source.
+    """A cache that maps a set of sources, as bits, to the share of the query (0 to 1) that these sources cover.
 
     A source is a term of the query, or a substitute for a term, such as a synonym. If a set has several sources for
     one term, only the best of them counts: it has the lowest bit.

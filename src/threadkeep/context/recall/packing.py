@@ -30,7 +30,7 @@ class Packed(NamedTuple):
 
 
 def pack(states: Iterable[Packed]) -> bytes:
-    """Join parts of a state into one, and return its bytes. Arrays with the same name are joined."""
+    """Join parts of a state, and return them as bytes. Arrays with the same name are joined."""
     arrays: dict[str, array[Any]] = {}
     values: dict[str, Any] = {}
     for state in states:

@@ -134,7 +134,7 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
     async def make_deliveries(self) -> int:
         """Queue the messages of the oldest 50 turns for Graphiti, and return the number of these turns.
 
-        If too many messages are queued, whole turns are given up: the oldest turns of a backfill first, then others.
+        If too many messages are queued, whole turns are given up: the oldest of a backfill first, then other turns.
         """
         now = self._clock()
         async with self._driver.reading() as connection:

@@ -81,7 +81,7 @@ class Heartbeats:
     """A lease on PostgreSQL: each process has a row with a counter, which increases while the process lives.
 
     Clocks of different processes are never compared. A process reads the counters repeatedly. It declares another
-    process dead if that one's counter does not change for `dead_seconds`. A process that was suspended, or could not
+    process dead if the other's counter does not change for `dead_seconds`. A process that was suspended, or could not
     reach the database for a while, observes the counters for this time again before it declares any process dead.
     """
 

@@ -309,7 +309,7 @@ async def list_deliveries(
     "/deliveries/retry", summary="Send dead messages again", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
 )
 async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
-    """Queue a dead message again; without a `number`, all dead messages except dropped, purged and undone ones."""
+    """Queue a dead message again. Without a `number`, queue all dead messages but dropped, purged and undone ones."""
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 
