@@ -720,9 +720,13 @@ async def test_calls_that_are_not_offered_name_the_alternative(tmp_path: Path) -
         ):
             with pytest.raises(APIStatusError, match=cure):
                 await call
-        openai = await client.post("/v1/responses", json={"model": "chat", "input": "hi"})
+        openai = [
+            await client.post("/v1/responses", json={"model": "chat", "input": "hi"}),
+            await client.get("/v1/chat/completions/stored"),
+            await client.delete("/v1/models/chat"),
+        ]
         offered = await client.get("/v1/chat/completions")
-    assert "/v1/chat/completions" in openai.json()["error"]["message"]
+    assert all("/v1/chat/completions" in one.json()["error"]["message"] for one in openai)
     assert "method" in offered.json()["error"]["message"]
 
 

@@ -72,7 +72,7 @@ _NOT_OFFERED: Mapping[str, str] = {
     r"/threads/(count|prune)": "List threads with POST /threads/search, and delete each with DELETE /threads/{id}.",
     r"/threads/.+/runs/[^/]+": "Runs are deleted with their thread, or some days after their end, but not one by one.",
     r"/assistants(/.+)?": "Assistants are workflows: they have no versions, and the service's settings define them.",
-    r"/v1/(?!chat/completions|models).+": "Of OpenAI's API, the service offers /v1/chat/completions and /v1/models.",
+    r"/v1/(?!(chat/completions|models)$).+": "Of OpenAI's API, the service offers /v1/chat/completions and /v1/models.",
 }
 # Maps a status to a pair: the last part of the problem's `type`, and its sentence (None: the text of the error).
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
