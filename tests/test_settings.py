@@ -420,6 +420,15 @@ def test_another_file_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPa
         load_settings()
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["LOCK_TIMEOUT", "WRITE_TIMEOUT", "MODEL_TIMEOUT_SECONDS", "RETENTION_INTERVAL_HOURS", "POSTGRES_POOL_MAX_SIZE"],
+)
+def test_absurd_numbers_are_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Databases and timers would fail with such a number, or wait for ever."""
+    assert "cannot be used: it must be at most " in str(refused(monkeypatch, **{name: str(10**18)}))
+
+
 def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Unknown variables of the environment and of `.env` are named with a suggestion, and without their values."""
     assert {name.upper() for name in Settings.model_fields} == set(_NAMES.split())
@@ -429,8 +438,12 @@ def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (unknown_variables(), has_unknown_variables()) == ([], False)
     monkeypatch.setenv("THREADKEEP_SYSTEM_PROMT", SECRET)
     monkeypatch.setenv("threadkeep_foo", SECRET)
-    (tmp_path / ".env").write_text(f"THREADKEEP_API_KEY={SECRET}\nTHREADKEEP_PORT=8701\nOTHER=1\n")
+    (tmp_path / ".env").write_text(
+        f"THREADKEEP_API_KEY={SECRET}\nTHREADKEEP_PORT=8701\nOTHER=1\n\nOTHER 2\nTHREADKEEP_HOST\n"
+    )
     assert unknown_variables() == [
+        "Line 5 of .env has no effect; write it as NAME=value.",
+        "Line 6 of .env has no effect; write it as NAME=value.",
         "THREADKEEP_API_KEY is not a setting and has no effect; did you mean THREADKEEP_API_KEYS?",
         "THREADKEEP_FOO is not a setting and has no effect; correct its name, or remove it.",
         "THREADKEEP_SYSTEM_PROMT is not a setting and has no effect; did you mean THREADKEEP_SYSTEM_PROMPT?",

@@ -21,7 +21,7 @@ from threadkeep.agent.models import make_model, trace_without_threads
 from threadkeep.agent.recalled_turns import RecalledTurns
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.turn_options import ChatOptions, facts_of
-from threadkeep.errors import InvalidInput, InvalidSettings, WorkflowNotFound
+from threadkeep.errors import InvalidInput, InvalidSettings, StoreUnavailable, WorkflowNotFound
 from threadkeep.history.compression import Compression
 from threadkeep.memory import Memory, open_memory
 from threadkeep.observe import Channel, FromChannel, Observer, Observers
@@ -31,6 +31,7 @@ from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
 from threadkeep.runs.streams import InFlightMessages
 from threadkeep.settings import Settings
 from threadkeep.store.checkpointers import open_checkpointer
+from threadkeep.store.private_files import is_read_only
 from threadkeep.workflows.built_in import chat_workflow
 from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import Resources
@@ -80,8 +81,14 @@ async def open_app(
         InvalidSettings: a model cannot be created, its context window is too small for a question, a bot is invalid, or
             an extra that the settings need is not installed.
         InvalidWorkflow: a workflow that the settings name is unusable.
-        StoreUnavailable: the database does not respond.
+        StoreUnavailable: the database does not respond, or `works` is true and its file is read-only.
     """
+    path = settings.database.path
+    if works and path is not None and is_read_only(path):
+        raise StoreUnavailable(
+            f"{path}, its folder or its mount is read-only for this user, so no turn could be stored; change the "
+            "permissions, or name another file in THREADKEEP_DATABASE_URL."
+        )
     trace_without_threads()
     model = make_model(settings.model)
     options = chat_options(settings)

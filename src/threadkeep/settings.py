@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from dotenv import dotenv_values
+from dotenv.parser import Binding, Original, parse_stream
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -34,6 +34,8 @@ from threadkeep.store.partitions import check_partitions
 
 _SUMMARY_KEEP = "messages:20"
 _KEY_REQUESTS, _USER_REQUESTS = 6000, 300
+# Databases and timers accept times up to about this number of seconds.
+_LARGEST = 1_000_000.0
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 
 
@@ -185,6 +187,14 @@ class Settings(RunSettings, GraphitiSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="The log level.")
     log_json: bool = Field(False, description="Write log lines as JSON.")
     otel: bool = Field(False, description="Send spans to OpenTelemetry, if its SDK is set up.")
+
+    @field_validator("*")
+    @classmethod
+    def _check_number(cls, value: object) -> object:
+        most = _LARGEST if isinstance(value, float) else 2**31 - 1
+        if isinstance(value, float | int) and value > most:
+            raise ValueError(f"it must be at most {most:,.0f}")
+        return value
 
     @field_validator("database_url", "postgres_dsn")
     @classmethod
@@ -411,18 +421,29 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def unknown_variables() -> list[str]:
-    """Return a sentence for each `THREADKEEP_*` variable that is not a setting."""
+    """Return a sentence for each `THREADKEEP_*` variable and each line of `.env` that has no effect."""
     known = [name.upper() for name in Settings.model_fields]
-    with _readable():
-        names = [name.upper() for name in (*os.environ, *dotenv_values(".env"))]
+    lines: list[Binding] = []
+    with _readable(), suppress(FileNotFoundError), Path(".env").open(encoding="utf-8") as file:
+        lines = [*parse_stream(file)]
+    names = [name.upper() for name in (*os.environ, *(line.key for line in lines if line.key))]
     # Compare the names without their common prefix, which would make any two names similar.
     given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
-    sentences = []
+    sentences = [
+        f"Line {_number(line.original)} of .env has no effect; write it as NAME=value."
+        for line in lines
+        if line.error or (line.value is None and (line.key or "").upper().startswith(PREFIX))
+    ]
     for name in sorted(given.difference(known)):
         close = get_close_matches(name, known, n=1, cutoff=0.7)
         advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or remove it."
         sentences.append(f"{PREFIX}{name} is not a setting and has no effect; {advice}")
     return sentences
+
+
+def _number(line: Original) -> int:
+    """Return the number of a line of `.env`. The parsed text may begin with empty lines."""
+    return line.line + line.string[: -len(line.string.lstrip())].count("\n")
 
 
 @contextmanager

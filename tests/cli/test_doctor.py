@@ -104,6 +104,14 @@ def test_queued_and_dead_lettered_runs_are_found(any_cli: CommandLine) -> None:
     finding = _finding(any_cli("doctor", "--json"), "runs")
     assert (finding["level"], "threadkeep worker" in finding["cure"]) == ("warn", True)
 
+    async def lack(memory: Memory) -> None:
+        await memory.runs.note_workflow_gone("r1")
+
+    any_cli.with_memory(lack)
+    finding = _finding(any_cli("doctor", "--json"), "runs")
+    assert (finding["level"], "r1 (desk)" in finding["detail"]) == ("warn", True)
+    assert finding["cure"].endswith("or end the run: threadkeep runs cancel r1")
+
     async def give_up(memory: Memory) -> None:
         await memory.runs.set_aside("r1", "GaveUp")
 

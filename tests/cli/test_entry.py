@@ -324,7 +324,8 @@ def test_an_unbuffered_export_is_complete_or_an_error(cli: CommandLine) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("arguments", "unbuffered"), [("--help", ""), ("--version", ""), ("sessions list", ""), ("sessions list", "1")]
+    ("arguments", "unbuffered"),
+    [("--help", ""), ("--version", ""), ("workflows graph chat", ""), ("sessions list", ""), ("sessions list", "1")],
 )
 def test_a_short_output_that_cannot_be_written_is_one_sentence(
     cli: CommandLine, arguments: str, unbuffered: str
@@ -339,11 +340,25 @@ def test_a_short_output_that_cannot_be_written_is_one_sentence(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("arguments", ["sessions export --all", "sessions list", "--version"])
+def test_a_result_for_a_closed_stdout_is_an_error(cli: CommandLine, arguments: str) -> None:
+    """A caller must not take a lost export for a complete one."""
+    cli.store("a", "Hello.")
+    shell = ["sh", "-c", f'exec "$0" -m threadkeep {arguments} >&-', sys.executable]
+    with start(shell, {}) as process:
+        _, err = process.communicate()
+    assert (process.returncode, err.splitlines()[-1]) == (
+        1,
+        "stdout is closed; redirect it to a file.",
+    )
+
+
+@pytest.mark.process
 def test_closed_streams_and_narrow_encodings_are_supported(cli: CommandLine) -> None:
-    """Closed streams are like the null device; characters that stdout's encoding lacks are escaped."""
+    """A closed stdin is like the null device; characters that stdout's encoding lacks are escaped."""
     cli.store("room", "你好")
-    shell = ["sh", "-c", 'exec "$0" -m threadkeep sessions list <&- >&-', sys.executable]
-    closed = subprocess.run(shell, stderr=subprocess.PIPE, check=False, timeout=HANG_SECONDS)
+    shell = ["sh", "-c", 'exec "$0" -m threadkeep sessions list <&-', sys.executable]
+    closed = subprocess.run(shell, capture_output=True, check=False, timeout=HANG_SECONDS)
     assert (closed.returncode, closed.stderr) == (0, b"")
     with cli.start("sessions", "list", PYTHONIOENCODING="ascii") as process:
         out, err = process.communicate()

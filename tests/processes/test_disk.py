@@ -17,8 +17,10 @@ import pytest
 from tests.children import Child
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
+from threadkeep.app import open_app
 from threadkeep.errors import TurnInMemoryOnly
 from threadkeep.history.pending import PendingOptions
+from threadkeep.settings import load_settings
 
 pytestmark = pytest.mark.process
 
@@ -141,6 +143,35 @@ def test_a_read_only_database_can_be_read(open_folder: Path, may_write_folder: b
     child.result()
     assert path.read_bytes() == before
     path.parent.chmod(0o755)
+
+
+def test_no_worker_starts_on_a_read_only_file(open_folder: Path) -> None:
+    """It could store no turn: a worker, like the service, is an error with the cure."""
+    path = open_folder / "data" / "threadkeep.db"
+    path.parent.mkdir()
+    asyncio.run(prepare(path))
+    path.chmod(0o444)
+    path.parent.chmod(0o777)
+    child: Child[str] = Child(start_worker, path)
+    assert child.result() == (
+        f"{path}, its folder or its mount is read-only for this user, so no turn could be stored; change the "
+        "permissions, or name another file in THREADKEEP_DATABASE_URL."
+    )
+
+
+def start_worker(path: Path) -> str:
+    """Open an app that executes runs, in the process of another user; return the error."""
+    settings = load_settings(database_url=f"sqlite:///{path}", pending_dir=path.parent.parent / "pending")
+
+    async def begin() -> str:
+        async with open_app(settings):
+            drop_root_rights()  # after the imports: another user may not read this Python's modules
+        with pytest.raises(StoreUnavailable) as refused:
+            async with open_app(settings):
+                pass
+        return str(refused.value)
+
+    return asyncio.run(begin())
 
 
 async def prepare(path: Path) -> None:

@@ -302,6 +302,14 @@ async def test_a_removed_file_accepts_no_turns(memory: Memory, path: Path, repla
     assert [message.content for message in await session.tail(5)] == ["before", "waits"]
 
 
+async def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """The path may come from a setting that its reader does not know."""
+    (tmp_path / "taken").touch()
+    with pytest.raises(StoreUnavailable, match=f"The SQLite database {tmp_path}/taken/threadkeep.db cannot"):
+        async with open_memory(f"sqlite:///{tmp_path}/taken/threadkeep.db", options=memory_options):
+            pass
+
+
 async def test_a_database_on_a_read_only_mount_can_be_read(path: Path, memory_options: MemoryOptions) -> None:
     """Windows, search and copies work; a write raises."""
     async with open_memory(f"sqlite:///{path}", options=memory_options) as memory:

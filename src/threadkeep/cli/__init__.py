@@ -41,13 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Replace closed streams with the null device, and escape characters that stdout cannot encode.
+    """Replace closed streams, and escape characters that stdout cannot encode.
 
-    If PYTHONUNBUFFERED is set, stdout may silently write only a part of a text, so add a buffer.
+    A closed stdin or stderr becomes the null device. A write to a closed stdout fails, because a result would be lost.
+    If PYTHONUNBUFFERED is set, stdout may write only a part of a text without an error, so add a buffer.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name, mode, access in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, os.fdopen(os.open(os.devnull, access), mode, encoding="utf-8"))
     if isinstance(sys.stdout, TextIOWrapper) and isinstance(raw := sys.stdout.buffer, FileIO):
         sys.stdout = TextIOWrapper(BufferedWriter(raw), sys.stdout.encoding, line_buffering=True)
     if isinstance(sys.stdout, TextIOWrapper):

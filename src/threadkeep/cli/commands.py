@@ -383,8 +383,12 @@ def _foreign(error: BaseException) -> Problem:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG):
             sentence = "The disk is full, or a file reached its maximum size; free some space, and repeat the command."
             return Problem("disk-full", sentence)
-        case OSError(errno=errno.EIO, filename=None):
-            return Problem("file-trouble", "A file could not be read or written. Check the path and the disk.")
+        case OSError(errno=errno.EIO | errno.EBADF as number, filename=None):
+            closed, failed = (
+                "stdout is closed; redirect it to a file.",
+                "A file could not be read or written. Check the path and the disk.",
+            )
+            return Problem("file-trouble", closed if number == errno.EBADF else failed)
         case OSError(filename=str(name), strerror=str(reason)):
             return Problem("file-trouble", f"{name}: {reason}. Check the path, its permissions and the disk.")
         case _:

@@ -266,13 +266,20 @@ def _search(condition: Condition) -> list[Finding]:
 
 
 async def _runs(driver: Driver) -> Finding:
-    """Return a finding about unfinished runs, and about runs that were set aside after too many failures."""
+    """Return a finding about unfinished runs, and about runs that were set aside or whose workflow a worker lacks."""
     runs = Runs(driver, clock=utc_now)
     counts = await runs.records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"
+    detail += f", {counts.set_aside:,} set aside after too many failures" if counts.set_aside else ""
+    if gone := await runs.records.without_workflow():
+        names = _some([f"{run_id} ({workflow})" for run_id, workflow in gone])
+        detail += f". A worker lacks the workflows of runs, for which later turns of their sessions wait: {names}."
+        cure = f"Start a worker that has the workflow, or end the run: threadkeep runs cancel {gone[0][0]}"
+        return Finding("runs", "warn", detail, cure)
     if counts.set_aside:
-        cure = "See the reasons, then retry them: threadkeep runs list --set-aside"
-        return Finding("runs", "warn", f"{detail}, {counts.set_aside:,} set aside after too many failures.", cure)
+        return Finding(
+            "runs", "warn", f"{detail}.", "See the reasons, then retry them: threadkeep runs list --set-aside"
+        )
     if await runs.order.ready(limit=1, waited_seconds=_LONG_QUEUED_SECONDS):
         cure = "Start `threadkeep serve` or `threadkeep worker` on this database, or more of them."
         return Finding("runs", "warn", f"{detail}; some have been queued for more than a minute.", cure)

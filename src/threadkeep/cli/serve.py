@@ -86,7 +86,8 @@ async def work() -> None:
         async with opened_app(settings, works=True, waits=True, observers=[LogObserver()]) as app:
             await app.runs.service()
             started = f"Threadkeep {__version__} executes the runs of {settings.database} (Ctrl+C stops it)"
-            terminal.result({"announcement": [started]}, started)
+            with suppress(OSError):  # stdout may be closed or full
+                terminal.result({"announcement": [started]}, started)
             await stop.wait()
             seconds = f"{settings.shutdown_timeout:g} seconds"
             with suppress(OSError):  # the terminal may be closed

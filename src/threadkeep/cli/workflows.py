@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from threadkeep.cli.shared import check_not_database, command_settings, one_of, read_payload
+from threadkeep.cli.shared import check_not_database, command_settings, one_of, opened_output, read_payload
 from threadkeep.cli.terminal import WrongUse, terminal
 from threadkeep.errors import InvalidWorkflow, WorkflowProblem
 
@@ -119,7 +119,8 @@ def draw_workflow(
         check_not_database(output)
         output.write_bytes(drawing)
     elif not terminal.as_json:
-        sys.stdout.buffer.write(drawing)
+        with opened_output(None) as stream:
+            stream.write(drawing)
     if terminal.as_json:
         terminal.json({"workflow": workflow.name, "format": wanted, "drawing": text})
 

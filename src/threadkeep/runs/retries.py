@@ -20,7 +20,7 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
     "ParentOver": "The run that started it ended before it.",
     "RecordTooNew": "A newer Threadkeep wrote a record of the run; upgrade Threadkeep on this machine.",
     "RecordUnreadable": "Its stored input, question or result is damaged; restore a backup of the database.",
-    "WorkflowGone": "No worker has a workflow of that name; register it, and retry the run if it has ended.",
+    "WorkflowGone": "A worker has no workflow of that name; register it there, and retry the run if it has ended.",
     "WorkflowVersionGone": (
         "The code of its workflow has changed since it began, and code is not stored; "
         "retry it where the old version is deployed, or start a new run."

@@ -194,7 +194,7 @@ class SqliteDriver(Driver):
 
     async def _connect(self) -> SqliteConnection:
         connector = _Connector(self._path, self._options, True, self._read_only, self._memory_name, self._file)
-        with translated():
+        with translated(self._path):
             raw = await _open(connector)
         self._file = connector.file
         return SqliteConnection(raw)
@@ -220,7 +220,7 @@ async def open_sqlite(
     path: Path | None, options: StoreOptions, *, autocommit: bool = True, read_only: bool = False
 ) -> AsyncIterator[aiosqlite.Connection]:
     """Open a separate connection to a database, for other libraries such as LangGraph."""
-    with translated():
+    with translated(path):
         raw = await _open(_Connector(path, options, autocommit=autocommit, read_only=read_only))
     try:
         yield raw

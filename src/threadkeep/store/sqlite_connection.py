@@ -262,7 +262,10 @@ def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ..
 
 
 class translated:  # noqa: N801 - used like a function, as the classes in contextlib
-    """A context manager that translates SQLite's errors into Threadkeep's errors."""
+    """A context manager that translates SQLite's errors into Threadkeep's errors, which name the `path`, if given."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
 
     def __enter__(self) -> None:
         """Begin the block."""
@@ -275,7 +278,7 @@ class translated:  # noqa: N801 - used like a function, as the classes in contex
             if not_utf8 := _NOT_UTF8.match(str(error)):
                 # Suppress the cause, because it quotes the text.
                 raise StoreError(f"The column {not_utf8[1]} is not UTF-8; correct it, or restore a backup.") from None
-            raise _translation(error) from error
+            raise _translation(error, self._path) from error
         if isinstance(error, UnicodeEncodeError):
             # Suppress the cause, because it contains a person's text.
             raise unstorable_text() from None
@@ -286,13 +289,14 @@ class translated:  # noqa: N801 - used like a function, as the classes in contex
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
 
 
-def _translation(error: BaseException) -> StoreError:
+def _translation(error: BaseException, path: Path | None) -> StoreError:
     text = str(error).lower()
     if type(error).__name__ == sqlite3.IntegrityError.__name__ and "unique" in text:
         return DuplicateRow("A row with this key exists already.")
     for sign, cure in _CURES.items():
         if sign in text:
-            return StoreUnavailable(f"The SQLite database cannot execute this call ({error}). {cure}")
+            named = f"SQLite database {path}" if path else "SQLite database"
+            return StoreUnavailable(f"The {named} cannot execute this call ({error}). {cure}")
     if "closed" in text:
         return StoreClosed("The database was closed; use a memory inside its `async with` block.")
     name = getattr(error, "sqlite_errorname", type(error).__name__)

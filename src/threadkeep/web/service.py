@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -241,7 +242,8 @@ async def serve(settings: Settings, announce: Callable[[str], object] = _print) 
         host, port = listening.getsockname()[:2]
 
         def on_start() -> None:
-            announce(announcement(settings, host, port, app.channels.names if app.channels is not None else ()))
+            with suppress(OSError):  # stdout may be closed or full
+                announce(announcement(settings, host, port, app.channels.names if app.channels is not None else ()))
 
         async with open_app(settings, observers=[LogObserver()], bots=True) as app:
             limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)

@@ -67,7 +67,7 @@ async def test_a_run_without_its_workflow_says_why_it_waits(tmp_path: Path) -> N
         await app.memory.runs.order.add(run)
         await app.memory.runs.note_workflow_gone("waits")
         page = await opened(client, "/console/runs/waits")
-        assert "It waits, because no worker has the workflow gone" in page.words
+        assert "It waits, because a worker lacks the workflow gone" in page.words
         assert "It ended with" not in page.words
 
 

@@ -110,6 +110,13 @@ SELECT 'waiting', count(*) FROM (
 UNION ALL
 SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
+-- name: without_workflow
+-- Unfinished runs that no process executes, because a worker lacks their workflow, oldest first.
+SELECT run_id, workflow FROM chat_runs
+WHERE status IN ('queued', 'running') AND error = 'WorkflowGone'
+ORDER BY created_at, run_id
+LIMIT :limit
+
 -- name: delete_alone
 -- Delete the given runs that have no session, and their roots and descendants that have none either.
 WITH RECURSIVE wanted (run_id) AS (
