@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Literal
+from unicodedata import normalize
 
 import pytest
 
@@ -97,6 +99,22 @@ async def test_messages_with_all_words_are_found(texts_memory: Memory) -> None:
     """Case is ignored, and languages without spaces between words are searched too."""
     for query, sessions in _FOUND.items():
         assert await found(texts_memory, query) == set(sessions.split()), query
+
+
+async def test_accents_are_found_in_both_unicode_forms(memory: Memory) -> None:
+    """Some systems write an accent as a separate character. The stored text stays as it was."""
+    texts = {"french": "Un café serré à Orléans", "vietnamese": "Cảm ơn bạn rất nhiều, Huế", "korean": "환불이 어제"}
+    forms: tuple[Literal["NFC"], Literal["NFD"]] = ("NFC", "NFD")
+    for form in forms:
+        for name, text in texts.items():
+            sent = normalize(form, text)
+            await memory.session(f"{name} {form}").append([Message(role="user", content=sent)])
+            assert [message.content for message in await memory.session(f"{name} {form}").tail(1)] == [sent]
+    assert await found(memory, "é" * 250) == set()
+    for query, name in {"CAFÉ": "french", "café serré": "french", "à": "french", "bạn rất": "vietnamese",
+                        "Huế": "vietnamese", "환불": "korean", "어": "korean"}.items():  # fmt: skip
+        for form in forms:
+            assert await found(memory, normalize(form, query)) == {f"{name} NFC", f"{name} NFD"}, (query, form)
 
 
 async def test_operators_of_query_languages_are_words(texts_memory: Memory) -> None:

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
+from unicodedata import normalize
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
@@ -47,7 +48,7 @@ _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
 # The database checks and ranks texts by at most this many words. The texts that it returns are checked for all words.
 _PATTERNS = 16
-_PATTERN_CHARACTERS = 256  # PostgreSQL rejects a very long pattern
+_PATTERN_CHARACTERS = 64  # PostgreSQL rejects a very long pattern
 _WEIGHED_WORDS = 16
 _MORE = 4
 # Only the newest matching texts are ranked, at most this many.
@@ -145,7 +146,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         Raises:
             StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
         """
-        words = clean_text(query).split()
+        words = normalize("NFC", clean_text(query)).split()
         if not words or limit <= 0:
             return []
         parameters: Parameters = {"user_id": user_id, "session_id": session_id, "after": after}
@@ -177,7 +178,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         while True:
             bounds = {"limit": asked, "candidates": max(_CANDIDATES, asked)}
             rows = await connection.fetch(statement, {**scope, **wanted, **bounds})
-            folded = [(row, fold(row[5])) for row in rows if whole.issubset(indexed_terms(row[5]))]
+            folded = [(row, fold(normalize("NFC", row[5]))) for row in rows if whole.issubset(indexed_terms(row[5]))]
             right = [row for row, text in folded if all(term in text for term in others)]
             if len(right) >= limit or len(rows) < asked:
                 return right[:limit]
@@ -187,14 +188,17 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         self, connection: Connection, words: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
         """Search by trigrams; if no word has three characters, search the texts themselves."""
+        decomposed = [normalize("NFD", word) for word in words]
         if expression := trigram_expression(words):
+            if decomposed != words:
+                expression = f"({expression}) OR ({trigram_expression(decomposed)})"
             weighed = relevance_words(words, await self._rarities(connection, words))
             bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}
             parameters = {**scope, **bounds, "expression": expression, "words": weighed}
             return await connection.fetch(self._sql["match"], parameters)
         of_user = "match_short" if scope["user_id"] is None else "match_short_of_user"
         short = of_user if scope["session_id"] is None else "match_short_of_session"
-        patterns = dump_json([short_pattern(word) for word in words])
+        patterns = dump_json([list(map(short_pattern, forms)) for forms in zip(words, decomposed, strict=True)])
         return await connection.fetch(self._sql[short], {**scope, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise, product
 from typing import Final
+from unicodedata import normalize
 from zlib import crc32
 
 from threadkeep.records import dump_json
@@ -35,8 +36,11 @@ _UNSPACED = re.compile(
 
 
 def search_terms(text: str) -> Sequence[str]:
-    """Return the distinct terms of a text: words, or pairs of characters in scripts without spaces."""
-    terms = dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", clean_text(text).lower())))
+    """Return the distinct terms of a text: words, or pairs of characters in scripts without spaces.
+
+    Accents are composed with their letters (NFC), because some systems write them as separate characters (NFD).
+    """
+    terms = dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", normalize("NFC", clean_text(text)).lower())))
     # Drop a very long term: it is not a word, and PostgreSQL rejects its pattern.
     return [term for term in terms if 0 < len(term) <= _LONGEST_TERM]
 
@@ -57,8 +61,8 @@ def fold(text: str) -> str:
 
 
 def fold_fully(text: str) -> str:
-    """Fold a text for case-insensitive comparisons, including ß to ss. Its length may change."""
-    return text.replace("İ", "i").casefold()
+    """Fold a text for case-insensitive comparisons, including ß to ss, in the form NFC. Its length may change."""
+    return normalize("NFC", text.replace("İ", "i").casefold())
 
 
 def folds_into(text: str) -> tuple[str, str]:
@@ -73,8 +77,15 @@ def fingerprints(terms: Iterable[str]) -> list[int]:
 
 
 def term_pattern(term: str) -> str:
-    """Return a regular expression that matches a term regardless of case, whatever the server's locale is."""
-    return "".join(f"[{char}{more}]" if (more := _unfolded().get(char)) else re.escape(char) for char in fold(term))
+    """Return a regular expression that matches a term regardless of case, whatever the server's locale is.
+
+    For a letter with an accent, it also matches any two to four characters, because the accent may be separate.
+    """
+    patterns = []
+    for char in fold(term):
+        one = f"[{char}{more}]" if (more := _unfolded().get(char)) else re.escape(char)
+        patterns.append(one if normalize("NFD", char) == char else f"(?:{one}|.{{2,4}})")
+    return "".join(patterns)
 
 
 def short_pattern(word: str) -> str:
@@ -112,7 +123,7 @@ def _unfolded() -> Mapping[str, str]:
     """Map each folded character to the other characters that `fold` changes into it."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
-        if (folded := fold(char)) != char:
+        if (folded := fold(normalize("NFC", char))) != char and len(folded) == 1:
             found[folded] += char
     return found
 

@@ -65,7 +65,10 @@ FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id A
 -- name: match_short
 -- include: short_columns
 WHERE m.superseded_at IS NULL
-    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
+    AND NOT EXISTS (
+        SELECT 1 FROM json_each(:patterns) p
+        WHERE m.content NOT GLOB (p.value ->> 0) AND m.content NOT GLOB (p.value ->> 1)
+    )
 ORDER BY m.created_at DESC
 LIMIT :limit
 
@@ -73,13 +76,19 @@ LIMIT :limit
 -- include: short_columns
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) AND m.seq > :after
     AND m.superseded_at IS NULL
-    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
+    AND NOT EXISTS (
+        SELECT 1 FROM json_each(:patterns) p
+        WHERE m.content NOT GLOB (p.value ->> 0) AND m.content NOT GLOB (p.value ->> 1)
+    )
 ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: match_short_of_user
 -- include: short_columns
 WHERE s.user_id = :user_id AND m.superseded_at IS NULL
-    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT GLOB p.value)
+    AND NOT EXISTS (
+        SELECT 1 FROM json_each(:patterns) p
+        WHERE m.content NOT GLOB (p.value ->> 0) AND m.content NOT GLOB (p.value ->> 1)
+    )
 ORDER BY m.created_at DESC
 LIMIT :limit
