@@ -8,6 +8,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -163,15 +164,15 @@ class Group(NamedTuple):
             for message in turns.messages
             if (last_seq := self.counted.get(str(message["session_id"]))) is not None
         ]
+        answers = [
+            message for message in turns.messages if message["question"] and message["session_id"] in self.counted
+        ]
+        if answers:  # before the insert, because a turn cannot answer its own message
+            connection.executemany(self.sql["refuse_unanswered"], answers)
         connection.executemany(self.sql["insert_message"], numbered)
         if pruned:
             known = [message for message in turns.messages if message["session_id"] in pruned]
             connection.executemany(self.sql["refuse_deleted_id"], known)
-        answers = [
-            message for message in turns.messages if message["question"] and message["session_id"] in self.counted
-        ]
-        if answers:
-            connection.executemany(self.sql["refuse_unanswered"], answers)
         if turns.graph_turns:
             connection.executemany(self.sql["add_graph_turn"], self._graph_rows())
         self.rows.extend([connection.execute(sql, parameters).fetchall() for sql, parameters in turns.after])
@@ -261,11 +262,11 @@ def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ..
     return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
 
 
+@dataclass(slots=True)
 class translated:  # noqa: N801 - used like a function, as the classes in contextlib
     """A context manager that translates SQLite's errors into Threadkeep's errors, which name the `path`, if given."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    path: Path | None = None
 
     def __enter__(self) -> None:
         """Begin the block."""
@@ -278,7 +279,7 @@ class translated:  # noqa: N801 - used like a function, as the classes in contex
             if not_utf8 := _NOT_UTF8.match(str(error)):
                 # Suppress the cause, because it quotes the text.
                 raise StoreError(f"The column {not_utf8[1]} is not UTF-8; correct it, or restore a backup.") from None
-            raise _translation(error, self._path) from error
+            raise _translation(error, self.path) from error
         if isinstance(error, UnicodeEncodeError):
             # Suppress the cause, because it contains a person's text.
             raise unstorable_text() from None

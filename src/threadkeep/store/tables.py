@@ -233,7 +233,7 @@ class TableTranscripts:
                     break
                 key["id"] = rows[0][0]
             rows = await connection.fetch(self._sql["message_with_id"], key)
-        return message_of(rows[0]) if rows else None
+        return marked_message_of(rows[0]) if rows else None
 
     async def supersede(self, superseding: Superseding) -> Superseded:
         """Supersede the messages that a request selects, in one transaction."""

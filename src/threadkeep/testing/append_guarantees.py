@@ -176,6 +176,8 @@ class AppendGuarantees(TranscriptSource):
             late = Turn("room:1", (assistant("late"),), answers="q")
             with pytest.raises(QuestionGone):
                 await transcripts.append(late)
+            with pytest.raises(QuestionGone):  # a question is stored before the turn that answers it
+                await transcripts.append(Turn("room:1", (user("hi", "q"), assistant("late")), answers="q"))
             assert await transcripts.session("room:1") is None
             await transcripts.append(turn(user("hi", "q"), session="room:2"))
             answer = Turn("room:2", (assistant("hello", "a"),), answers="q")
@@ -189,10 +191,12 @@ class AppendGuarantees(TranscriptSource):
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
-        """A second complete answer of an author is not stored; the receipt names the first answer."""
+        """A second one is not stored, and the receipt names the first. Two of them in one turn are an error."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "q")))
             first = Message("assistant", "one", id="a1", author="writer", answers="q")
+            with pytest.raises(InvalidMessage, match="two complete answers of one author"):
+                await transcripts.append(turn(first, replace(first, id="a2")))
             outcomes = await asyncio.gather(
                 *[
                     transcripts.append(turn(replace(first, id=f"a{number}", content=f"answer {number}")))

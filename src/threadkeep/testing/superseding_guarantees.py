@@ -249,6 +249,7 @@ class SupersedingGuarantees(TranscriptSource):
             receipt = await transcripts.append(turn(user("q1", "q1")))
             assert (receipt.duplicates, receipt.first_seq) == (("q1",), 1)
             assert await _active(transcripts) == []
+            assert (await transcripts.tell("room:1", "a1") or user("none")).superseded_at is not None
 
     async def test_the_answers_to_a_question_are_active_ones(self) -> None:
         """For an active question, only active answers are returned; for a superseded question, all answers are."""
