@@ -23,6 +23,10 @@ from threadkeep.store.transcripts import END
 LONG = 4_000
 LIMIT = 20
 FEW = 3 * LIMIT
+_PAGE_NAMES = (
+    *("created_at", "run_id", "session_id", "user_id", "workflow", "status", "since", "set_aside", "turns", "reset"),
+    *("delete", "limit"),
+)
 
 
 async def fill(memory: Memory, messages: int) -> None:
@@ -85,15 +89,15 @@ async def test_the_poll_for_unindexed_messages_does_not_read_all_sessions(postgr
         assert await most_rows(postgres_url, "to_index", parameters, file="search.sql") <= FEW
 
 
-@pytest.mark.parametrize(("kind", "status"), [("without_answer", "failed"), ("waiting", "waiting")])
+@pytest.mark.parametrize(
+    ("kind", "status"), [("without_answer", "failed"), ("waiting", "waiting"), ("queued", "queued")]
+)
 async def test_runs_that_wait_or_have_no_answer_are_found_by_index(database_url: str, kind: str, status: str) -> None:
     """Nearly all runs end with an answer. After some executions, PostgreSQL uses a plan for any parameters."""
     sql = load_statements("runs_records.sql")[f"newest_{kind}"]
-    page = ("workflow", "status", "since", "set_aside", "turns", "reset", "delete", "limit")
-    names = ("created_at", "run_id", "session_id", "user_id", *page)
     async with migrated_driver(database_url) as driver:
         if driver.backend == "sqlite":
-            parameters: Parameters = {**dict.fromkeys(names), "status": status, "limit": LIMIT}
+            parameters: Parameters = {**dict.fromkeys(_PAGE_NAMES), "status": status, "limit": LIMIT}
             plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
         else:
             async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
@@ -105,11 +109,20 @@ async def test_runs_that_wait_or_have_no_answer_are_found_by_index(database_url:
                 )
                 await connection.execute("ANALYZE chat_runs")
                 numbered = for_psycopg(sql)
-                for number, name in enumerate(names, 1):
+                for number, name in enumerate(_PAGE_NAMES, 1):
                     numbered = numbered.replace(f"%({name})s", f"${number}")
                 cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN) {numbered}".encode())
                 plan = [str(step) for (step,) in await cursor.fetchall()]
     assert any(f"idx_chat_runs_{kind}" in step for step in plan), plan
+
+
+async def test_the_newest_runs_of_a_session_are_read_in_order(sqlite_url: str) -> None:
+    """A session may have 100,000 runs, so they are not sorted."""
+    sql, parameters = load_statements("runs_records.sql")["newest_of_session"], dict.fromkeys(_PAGE_NAMES)
+    async with migrated_driver(sqlite_url) as driver:
+        plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", {**parameters, "limit": LIMIT})]
+    assert len(plan) == 1, plan
+    assert "INDEX idx_chat_runs_session_id (session_id=?" in plan[0], plan
 
 
 async def test_an_erase_looks_for_episodes_only_in_the_sessions_of_the_person(sqlite_url: str) -> None:

@@ -108,9 +108,9 @@ async def test_a_start_waits_for_the_migration_of_another_process(
     refused = asyncio.Event()
 
     @contextmanager
-    def watched() -> Iterator[None]:
+    def watched(path: Path | None = None) -> Iterator[None]:
         try:
-            with translated():
+            with translated(path):
                 yield
         except StoreUnavailable:
             refused.set()

@@ -322,12 +322,6 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         rows = await self._driver.fetch(self._sql["counts"], {"limit": limit})
         return RunCounts(**{state: int(count) for state, count in rows})
 
-    async def without_workflow(self, *, limit: int = 1000) -> list[tuple[str, str]]:
-        """Return the ids and workflows of unfinished runs that wait because a worker lacks their workflow."""
-        return [
-            (run_id, name) for run_id, name in await self._driver.fetch(self._sql["without_workflow"], {"limit": limit})
-        ]
-
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
         """Delete runs, their roots, and all descendants, except runs that belong to a session; return the number."""
         async with self._driver.writing() as connection:
@@ -374,8 +368,8 @@ def _statement_for(query: RunQuery) -> str:
     """Return the name of the statement that uses the best index for a query."""
     if query.parent_run_id is not None:
         return "newest_of_parent"
-    if query.status == "waiting":
-        return "newest_waiting"
+    if query.status in ("queued", "waiting"):
+        return f"newest_{query.status}"
     if query.session_id is not None:
         return "newest_of_session"
     if query.user_id is not None:

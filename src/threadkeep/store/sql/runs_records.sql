@@ -73,6 +73,13 @@ WHERE r.status = 'waiting' AND (r.created_at, r.run_id) < (:created_at, :run_id)
     AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
 -- include: page
 
+-- name: newest_queued
+SELECT r.run_id FROM chat_runs r
+WHERE r.status = 'queued' AND (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
+    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+-- include: page
+
 -- name: newest_without_answer
 -- Literal statuses let both engines use the index of these runs, which are few: nearly all runs end with an answer.
 SELECT r.run_id FROM chat_runs r
@@ -111,10 +118,10 @@ UNION ALL
 SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
 -- name: without_workflow
--- Unfinished runs that no process executes, because a worker lacks their workflow, oldest first.
-SELECT run_id, workflow FROM chat_runs
-WHERE status IN ('queued', 'running') AND error = 'WorkflowGone'
-ORDER BY created_at, run_id
+-- Unfinished runs that no process executes, because a worker lacks their workflow. Each status has its own index.
+SELECT run_id, workflow FROM chat_runs WHERE status = 'queued' AND error = 'WorkflowGone'
+UNION ALL
+SELECT run_id, workflow FROM chat_runs WHERE status = 'running' AND error = 'WorkflowGone'
 LIMIT :limit
 
 -- name: delete_alone
