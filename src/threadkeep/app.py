@@ -83,11 +83,9 @@ async def open_app(
         InvalidWorkflow: a workflow that the settings name is unusable.
         StoreUnavailable: the database does not respond, or `works` is true and its file is read-only.
     """
-    path = settings.database.path
-    if works and path is not None and is_read_only(path):
+    if works and (path := settings.database.path) is not None and is_read_only(path):
         raise StoreUnavailable(
-            f"{path}, its folder or its mount is read-only for this user, so no turn could be stored; change the "
-            "permissions, or name another file in THREADKEEP_DATABASE_URL."
+            f"{path} or its folder is read-only for this user; change this, or name another in THREADKEEP_DATABASE_URL."
         )
     trace_without_threads()
     model = make_model(settings.model)

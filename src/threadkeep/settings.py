@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from dotenv.parser import Binding, Original, parse_stream
+from dotenv.parser import Binding, parse_stream
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -34,8 +34,6 @@ from threadkeep.store.partitions import check_partitions
 
 _SUMMARY_KEEP = "messages:20"
 _KEY_REQUESTS, _USER_REQUESTS = 6000, 300
-# Databases and timers accept times up to about this number of seconds.
-_LARGEST = 1_000_000.0
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 
 
@@ -191,7 +189,7 @@ class Settings(RunSettings, GraphitiSettings):
     @field_validator("*")
     @classmethod
     def _check_number(cls, value: object) -> object:
-        most = _LARGEST if isinstance(value, float) else 2**31 - 1
+        most = 1_000_000 if isinstance(value, float) else 2**31 - 1  # databases and timers accept no longer times
         if isinstance(value, float | int) and value > most:
             raise ValueError(f"it must be at most {most:,.0f}")
         return value
@@ -429,21 +427,16 @@ def unknown_variables() -> list[str]:
     names = [name.upper() for name in (*os.environ, *(line.key for line in lines if line.key))]
     # Compare the names without their common prefix, which would make any two names similar.
     given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
-    sentences = [
-        f"Line {_number(line.original)} of .env has no effect; write it as NAME=value."
-        for line in lines
-        if line.error or (line.value is None and (line.key or "").upper().startswith(PREFIX))
-    ]
+    sentences = []
+    for line in lines:
+        if line.error or (line.value is None and (line.key or "").upper().startswith(PREFIX)):
+            empty = line.original.string[: -len(line.original.string.lstrip())].count("\n")
+            sentences.append(f"Line {line.original.line + empty} of .env has no effect; write it as NAME=value.")
     for name in sorted(given.difference(known)):
         close = get_close_matches(name, known, n=1, cutoff=0.7)
         advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or remove it."
         sentences.append(f"{PREFIX}{name} is not a setting and has no effect; {advice}")
     return sentences
-
-
-def _number(line: Original) -> int:
-    """Return the number of a line of `.env`. The parsed text may begin with empty lines."""
-    return line.line + line.string[: -len(line.string.lstrip())].count("\n")
 
 
 @contextmanager

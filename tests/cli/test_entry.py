@@ -349,7 +349,7 @@ def test_a_result_for_a_closed_stdout_is_an_error(cli: CommandLine, arguments: s
         _, err = process.communicate()
     assert (process.returncode, err.splitlines()[-1]) == (
         1,
-        "stdout is closed; redirect it to a file.",
+        "A file could not be read or written, or stdout is closed. Check the path and the disk.",
     )
 
 

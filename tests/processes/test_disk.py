@@ -146,7 +146,7 @@ def test_a_read_only_database_can_be_read(open_folder: Path, may_write_folder: b
 
 
 def test_no_worker_starts_on_a_read_only_file(open_folder: Path) -> None:
-    """It could store no turn: a worker, like the service, is an error with the cure."""
+    """A worker, like the service, could store no turn, so its start is an error with the cure."""
     path = open_folder / "data" / "threadkeep.db"
     path.parent.mkdir()
     asyncio.run(prepare(path))
@@ -154,8 +154,7 @@ def test_no_worker_starts_on_a_read_only_file(open_folder: Path) -> None:
     path.parent.chmod(0o777)
     child: Child[str] = Child(start_worker, path)
     assert child.result() == (
-        f"{path}, its folder or its mount is read-only for this user, so no turn could be stored; change the "
-        "permissions, or name another file in THREADKEEP_DATABASE_URL."
+        f"{path} or its folder is read-only for this user; change this, or name another in THREADKEEP_DATABASE_URL."
     )
 
 

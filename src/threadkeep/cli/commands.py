@@ -221,6 +221,7 @@ def run(arguments: Sequence[str]) -> int:
             prog_name="threadkeep",
             standalone_mode=False,
         )
+        sys.stdout.flush()  # report output that cannot be written
     except SystemExit as end:
         # Typer raises SystemExit after it has completed a word for the shell. Return the code, as after other commands.
         return end.code if isinstance(end.code, int) else 0
@@ -383,12 +384,9 @@ def _foreign(error: BaseException) -> Problem:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG):
             sentence = "The disk is full, or a file reached its maximum size; free some space, and repeat the command."
             return Problem("disk-full", sentence)
-        case OSError(errno=errno.EIO | errno.EBADF as number, filename=None):
-            closed, failed = (
-                "stdout is closed; redirect it to a file.",
-                "A file could not be read or written. Check the path and the disk.",
-            )
-            return Problem("file-trouble", closed if number == errno.EBADF else failed)
+        case OSError(errno=errno.EIO | errno.EBADF, filename=None):
+            sentence = "A file could not be read or written, or stdout is closed. Check the path and the disk."
+            return Problem("file-trouble", sentence)
         case OSError(filename=str(name), strerror=str(reason)):
             return Problem("file-trouble", f"{name}: {reason}. Check the path, its permissions and the disk.")
         case _:

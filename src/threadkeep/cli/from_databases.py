@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, cast
@@ -150,7 +150,13 @@ async def read_threads(source: str, reading: Reading, *, channel: str, user_id: 
     `user_id` becomes the owner of threads whose newest checkpoint names no user.
     """
     async with open_source_database(source, "langgraph") as (address, database):
-        _check_version(database.columns, "writes" if address.dsn is None else "checkpoint_writes")
+        columns, writes = database.columns, "writes" if address.dsn is None else "checkpoint_writes"
+        if "checkpoint_id" not in columns["checkpoints"]:
+            raise NotDone(
+                "A shallow saver wrote these checkpoints; convert its states to JSONL, and import that instead."
+            )
+        if writes not in columns or (address.dsn is not None and "task_path" not in columns[writes]):
+            raise NotDone(f"`{writes}` is missing or outdated; call `setup()` of the current LangGraph saver once.")
         threads = await database.rows("threads_but_runs" if "chat_runs" in database.columns else "threads")
         reading.total = len(threads)
         async with open_foreign_checkpoints(address, database.columns) as saver:
@@ -167,13 +173,6 @@ async def read_threads(source: str, reading: Reading, *, channel: str, user_id: 
                     kind = type(attempt.error).__name__
                     yield Unreadable(str(thread_id), f"Its newest checkpoint cannot be read ({kind}).")
                 reading.done += 1
-
-
-def _check_version(columns: Mapping[str, frozenset[str]], writes: str) -> None:
-    if "checkpoint_id" not in columns["checkpoints"]:
-        raise NotDone("A shallow saver wrote these checkpoints; convert its states to JSONL, and import that instead.")
-    if writes not in columns or (writes == "checkpoint_writes" and "task_path" not in columns[writes]):
-        raise NotDone(f"`{writes}` is missing or outdated; call `setup()` of the current LangGraph saver once.")
 
 
 async def _thread(

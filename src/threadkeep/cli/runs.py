@@ -236,7 +236,11 @@ async def retry_run(
 async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) -> None:
     """Resume or retry a run (`change`). If `wait`, show its output; otherwise another process executes it."""
     check_exists(command_settings().database)
-    works = wait and await _waits_for_others(run_id)
+    works = False
+    if wait:  # the run may wait for other queued or running turns, of its session or its agents' conversations
+        async with opened_memory() as memory:
+            found = await memory.runs.run(run_id)
+            works = found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)
     async with opened_runs(in_background=not wait, works=works) as service:
         from threadkeep.cli.run_output import follow, show_queued
 
@@ -249,13 +253,6 @@ async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) 
             await service.result(root)  # wait: until the root passes the answer on, the child shows its old question
         if not await follow(service, run_id, user):
             raise typer.Exit(1)
-
-
-async def _waits_for_others(run_id: str) -> bool:
-    """Return True if a run must wait for other queued or running turns, of its session or its agents' conversations."""
-    async with opened_memory() as memory:
-        found = await memory.runs.run(run_id)
-        return found is not None and await memory.runs.order.has_concurrent_runs(found.root_run_id)
 
 
 async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:

@@ -386,12 +386,9 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
 
 
-@contextmanager
-def opened_output(path: Path | None) -> Iterator[BinaryIO]:
-    """Open stdout if the path is None or `-`, and flush it at the end; otherwise create the file with `new_file`."""
-    with nullcontext(sys.stdout.buffer) if path is None or not _is_file(path) else new_file(path) as stream:
-        yield stream
-        stream.flush()
+def opened_output(path: Path | None) -> AbstractContextManager[BinaryIO]:
+    """Open stdout if the path is None or `-`; otherwise create the file with `new_file`."""
+    return nullcontext(sys.stdout.buffer) if path is None or not _is_file(path) else new_file(path)
 
 
 def _is_file(path: Path | None) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.shared import check_not_database, command_settings, one_of, opened_output, read_payload
+from threadkeep.cli.shared import check_not_database, command_settings, one_of, read_payload
 from threadkeep.cli.terminal import WrongUse, terminal
 from threadkeep.errors import InvalidWorkflow, WorkflowProblem
 
@@ -107,7 +107,10 @@ def draw_workflow(
     """Draw a workflow as Mermaid text, SVG or PNG, without network access."""
     from threadkeep.workflows.describing import draw_mermaid, draw_png, draw_svg
 
-    wanted = _format(format_name, output)
+    named = format_name or (_ENDINGS.get(output.suffix.lower(), "") if output else "mermaid")
+    if not named:
+        raise WrongUse("The file does not end with .svg, .png, .mmd, .md or .txt; choose the format with --format.")
+    wanted = one_of("--format", named.lower(), ("mermaid", "svg", "png"))
     workflow = _named(name)
     if wanted == "png" and terminal.as_json:
         raise WrongUse("A PNG cannot be shown as JSON; omit --json, or use --format svg.")
@@ -119,8 +122,7 @@ def draw_workflow(
         check_not_database(output)
         output.write_bytes(drawing)
     elif not terminal.as_json:
-        with opened_output(None) as stream:
-            stream.write(drawing)
+        sys.stdout.buffer.write(drawing)
     if terminal.as_json:
         terminal.json({"workflow": workflow.name, "format": wanted, "drawing": text})
 
@@ -172,10 +174,3 @@ def _show_explanation(explanation: KeyExplanation) -> None:
         terminal.say(f"  by {explanation.winner}")
     for refusal in explanation.refused:
         terminal.say(f"  {refusal.reason:<19} {refusal.candidate}")
-
-
-def _format(given: str | None, output: Path | None) -> Literal["mermaid", "svg", "png"]:
-    text = given or (_ENDINGS.get(output.suffix.lower(), "") if output else "mermaid")
-    if not text:
-        raise WrongUse("The file does not end with .svg, .png, .mmd, .md or .txt; choose the format with --format.")
-    return one_of("--format", text.lower(), ("mermaid", "svg", "png")) or "mermaid"

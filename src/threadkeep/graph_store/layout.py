@@ -182,7 +182,8 @@ class GraphLayout:
     def message_ids(self, session_id: str) -> Namespace:
         """Return the namespace of a session's notes, tool calls, recall index and links to agents' conversations."""
         root, *rest = self.namespace
-        return (f"{root}_ids", *rest, namespace_label(session_id))
+        # Labels of namespaces cannot contain full stops.
+        return (f"{root}_ids", *rest, session_id.replace("%", "%25").replace(".", "%2E"))
 
     def steps(self, session_id: str, author: str) -> ItemKey:
         """Return the key of the item with the tool calls of the newest turns that the agent `author` answered."""
@@ -207,11 +208,6 @@ def id_note(message_id: str) -> str:
     If the id begins like the key of another item, a tab is put before it. No message id begins with a tab.
     """
     return f"\t{message_id}" if message_id.startswith((STEPS, RECALL_INDEX, OWN, ANSWER)) else message_id
-
-
-def namespace_label(session_id: str) -> str:
-    """Return a unique namespace label for a session id, without full stops, which labels cannot contain."""
-    return session_id.replace("%", "%25").replace(".", "%2E")
 
 
 class ConversationLayouts(ClockedTables, sql=("conversation_layouts.sql",)):

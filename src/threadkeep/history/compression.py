@@ -275,7 +275,9 @@ def _tail_start(
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):
         kept = kept_from(rows, request.compression.keep, request.budget, complete=complete)
-        if kept is None or _is_worth_it(rows, kept, uncovered, request):
+        tail = [row for row in rows if kept is not None and _seq(row) >= kept and row.role in SPEAKERS]
+        beyond = Extent(uncovered.messages - len(tail), uncovered.tokens - sum(row.tokens or 0 for row in tail))
+        if kept is None or is_worth_it(beyond, request.compression.trigger, request.budget):
             starts.append(kept)
     crowding = request.window.nearly_full(_extent(uncovered))
     starts += [kept_from(rows, keep, request.budget, complete=complete) for keep in crowding]
@@ -285,12 +287,6 @@ def _tail_start(
     if None in starts and not complete:
         return None
     return max(start for start in starts if start is not None)
-
-
-def _is_worth_it(rows: list[Message], kept: int, uncovered: Uncovered, request: CompressionRequest) -> bool:
-    tail = [row for row in rows if _seq(row) >= kept and row.role in SPEAKERS]
-    beyond = Extent(uncovered.messages - len(tail), uncovered.tokens - sum(row.tokens or 0 for row in tail))
-    return is_worth_it(beyond, request.compression.trigger, request.budget)
 
 
 def _is_triggered(uncovered: Uncovered, request: CompressionRequest) -> bool:

@@ -182,7 +182,11 @@ class ConversationIndex:
         session_id = info.session_id
         if session_id not in self.first:
             for summary in summaries:
-                self._add_summary(summary, await self._analysis_of(summary.text))
+                turn_id, time = id_at(session_id, summary.last_seq), summary.created_at
+                analysis = await self._analysis_of(summary.text)
+                self.words.add(IndexedTurn(turn_id, summary.text, "summary", time, session_id, "system"), analysis)
+                self.tokens[turn_id], self.summaries[turn_id] = summary.tokens, summary
+                self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
         mark = self._marks.setdefault(session_id, IndexedState.of(info))
         begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - most + 1)
         self.first.setdefault(session_id, begin)
@@ -312,14 +316,6 @@ class ConversationIndex:
         self.texts.setdefault(session_id, IndexedTexts()).add(seq, message.content)
         self.tokens[turn_id] = message.tokens or 0
         self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
-
-    def _add_summary(self, summary: Summary, analysis: Analysis | None) -> None:
-        turn_id = id_at(summary.session_id, summary.last_seq)
-        time, session_id = summary.created_at, summary.session_id
-        self.words.add(IndexedTurn(turn_id, summary.text, "summary", time, session_id, "system"), analysis)
-        self.tokens[turn_id] = summary.tokens
-        self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
-        self.summaries[turn_id] = summary
 
 
 def _bytes_of(vectors: Vectors) -> int:

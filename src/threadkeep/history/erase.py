@@ -9,6 +9,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import batched
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -196,7 +197,10 @@ class Eraser:
         for _ in range(_ROUNDS):
             sessions = await self.rows.sessions(wanted)
             await self.rows.note_sessions(wanted, sessions)
-            await self._drop_pending(wanted, sessions)
+            within = partial(belongs, wanted=wanted, sessions=sessions)
+            await self._memory.pending.discard(within)
+            if (folder := self._memory.pending.options.folder) is not None:
+                await asyncio.to_thread(discard_waiting, folder, within)
             await self.rows.delete_facts_of_runs(wanted)
             for session_id in sessions:
                 await self._memory.session(session_id).delete()
@@ -235,11 +239,6 @@ class Eraser:
             files = await asyncio.to_thread(waiting_files, folder)
             entries |= {entry.entry_id: entry for file in files for entry in file.entries}
         return [entries[entry_id] for entry_id in sorted(entries)]
-
-    async def _drop_pending(self, wanted: Erasable, sessions: Sequence[str]) -> None:
-        await self._memory.pending.discard(lambda turn: belongs(turn, wanted, sessions))
-        if (folder := self._memory.pending.options.folder) is not None:
-            await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
     async def _unreadable(self, wanted: Erasable) -> list[str]:
         """Describe stored data that cannot be read and may belong to the person or the session."""

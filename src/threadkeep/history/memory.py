@@ -57,12 +57,6 @@ _identities: WeakValueDictionary[tuple[int, str, str | None], Identity] = WeakVa
 _identifying = threading.Lock()
 
 
-def identity_of(address: DatabaseAddress) -> Identity:
-    """Return the identity of a database; it differs in a forked process."""
-    with _identifying:
-        return _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
-
-
 class LastWords(Protocol):
     """An object that must store data, such as a partial answer, before the memory closes or a session continues."""
 
@@ -103,7 +97,9 @@ class Memory:
         )
         self.observers = observers
         self.clock = clock
-        self.identity = identity_of(parts.address)
+        address = parts.address
+        with _identifying:  # the identity differs in a forked process
+            self.identity = _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
         self.work_for_all: list[asyncio.Task[None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._running: set[asyncio.Future[None]] = set()

@@ -120,7 +120,10 @@ class OlderTurns:
         if embedder is not None and self._indexes.get(key) is index:
             semantic = await self._vectors.similarities(index, search.query, embedder)
         known = index.superseded.union(id_at(search.session_id, seq) for seq in search.known)
-        known |= _not_before(search, index)
+        # Leave out messages from `before` on, and summaries of other sessions.
+        home, end = search.session_id, index.read.get(search.session_id, 0) + 1
+        known.update(id_at(home, seq) for seq in range(end if search.before is None else search.before, end))
+        known.update(turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home)
         ranked = index.words.rank(
             search.query,
             recent=search.recent,
@@ -340,11 +343,3 @@ def _summary_turn(summary: Summary) -> FoundTurn:
         "system", text, author=author, seq=summary.last_seq, tokens=summary.tokens, created_at=summary.created_at
     )
     return FoundTurn(summary.session_id, message, summary_id=summary.id)
-
-
-def _not_before(search: Search, index: ConversationIndex) -> set[str]:
-    """Return the turns to leave out of the results: messages from `before` on, and summaries of other sessions."""
-    home, end = search.session_id, index.read.get(search.session_id, 0) + 1
-    later = range(end if search.before is None else search.before, end)
-    others = {turn_id for turn_id in index.summaries if position_of(turn_id)[0] != home}
-    return others.union(id_at(home, seq) for seq in later)

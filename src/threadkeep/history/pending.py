@@ -341,19 +341,15 @@ class PendingTurns:
             async with asyncio.timeout(self.options.write_timeout_seconds):
                 turn = entry.turn
                 stored = await self._append(turn)
-                if entry.turn is not turn:
-                    await self._append_again(entry.turn)
+                if entry.turn is not turn:  # a caller received its answer, which replaces one that nobody received
+                    with contextlib.suppress(QuestionGone):
+                        receipt = await self._transcripts.append(entry.turn)
+                        for message_id in receipt.duplicates:
+                            await self._transcripts.tell(turn.session_id, message_id)
         await self._forget(entry)
         if stored:
             self._events(entry.turn).recovered(entry.tries)
         return True
-
-    async def _append_again(self, turn: Turn) -> None:
-        """Write a turn again after a caller received its answer. This replaces a stored answer that nobody received."""
-        with contextlib.suppress(QuestionGone):
-            receipt = await self._transcripts.append(turn)
-            for message_id in receipt.duplicates:
-                await self._transcripts.tell(turn.session_id, message_id)
 
     async def _append(self, turn: Turn) -> bool:
         """Write a turn; if its question is gone, report this and return False."""

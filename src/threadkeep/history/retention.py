@@ -322,16 +322,13 @@ class Pruner:
                 return Removal(session.session_id, action, after, session.last_seq, idle_before)
         upto = await self._end_of_old(session, action, limits, now)
         if limits.max_messages is not None:
+            surplus = session.last_seq - limits.max_messages
+            if session.has_superseded and limits.max_messages:
+                surplus = await self._rows.end_before_newest(session, limits.max_messages)
             # Keep the newest user message and its turn, which may still be running.
             newest_user = session.last_user_seq or session.last_seq + 1
-            upto = max(upto, min(await self._end_of_surplus(session, limits.max_messages), newest_user - 1))
+            upto = max(upto, min(surplus, newest_user - 1))
         return Removal(session.session_id, action, after, upto) if upto > after else None
-
-    async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
-        """Return the last `seq` to remove from a session so that its newest `messages` messages stay."""
-        if session.has_superseded and messages:
-            return await self._rows.end_before_newest(session, messages)
-        return session.last_seq - messages
 
     async def _end_of_old(self, session: Prunable, action: Action, limits: RetentionLimits, now: datetime) -> int:
         """Return the last `seq` of the messages that are older than `limits` allow, or 0 if there are none."""

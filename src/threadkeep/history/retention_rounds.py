@@ -210,7 +210,10 @@ class RunPruner:
             while page and await self._remove(page, cutoffs, work):
                 page = await self._page(cutoffs, page[-1]) if len(page) == _PAGE_TREES else []
             if not page:
-                await self._forget_versions(cutoffs, work)
+                versions, forgotten = self._runs.workflows, 1
+                while forgotten and (unused := await versions.unused(cutoffs.before)):
+                    forgotten = await versions.forget(unused)
+                    work.count(PrunedRuns(versions=forgotten))
         finally:
             done = work.done
             if done.runs or done.versions:
@@ -249,13 +252,6 @@ class RunPruner:
             return False
         await work.end_step(await finished.delete(group, cutoffs))
         return True
-
-    async def _forget_versions(self, cutoffs: Cutoffs, work: Round[PrunedRuns]) -> None:
-        """Delete stored versions of workflows that no run uses any more."""
-        versions, forgotten = self._runs.workflows, 1
-        while forgotten and (unused := await versions.unused(cutoffs.before)):
-            forgotten = await versions.forget(unused)
-            work.count(PrunedRuns(versions=forgotten))
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:

@@ -16,7 +16,7 @@ from threadkeep.context.cut import pieces
 from threadkeep.context.quotation import quoted_summary
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
-from threadkeep.history.compression import CompressionFailed, CompressionRequest, Part, RangeReader, SummaryTask, is_due
+from threadkeep.history.compression import CompressionFailed, CompressionRequest, RangeReader, SummaryTask, is_due
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import Observer, SummaryMade
 from threadkeep.records import Summary
@@ -101,18 +101,14 @@ class SummaryWriter:
             if merging := to_merge(active, self._room):
                 newest = await self._merge(merging)
             elif after < upto and (part := await self._reader.part(session_id, after, upto, self._room.record)):
-                newest = await self._summarise(part, active)
+                started = time.perf_counter()
+                text = await self._write(part.records, "messages", active[-1].text if active else None)
+                newest = self._summary(part.first_seq, part.last_seq, text.render())
+                await self._store(newest, started, last_id=part.last_id, revision=part.revision)
             else:
                 return newest
         self.rest = replace(self._request, upto_seq=upto)
         return newest
-
-    async def _summarise(self, part: Part, active: Sequence[Summary]) -> Summary:
-        started = time.perf_counter()
-        text = await self._write(part.records, "messages", active[-1].text if active else None)
-        summary = self._summary(part.first_seq, part.last_seq, text.render())
-        await self._store(summary, started, last_id=part.last_id, revision=part.revision)
-        return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
         """Store one summary in place of several, with their facts and new prose from a model."""

@@ -169,7 +169,9 @@ class Archive:
             raise WrongUser(info.session_id)
         last_seq = counted[0][1]
         messages = [identified(message) for message in part.messages]
-        known = await self._seqs(connection, info.session_id, messages)
+        ids = [message.id for message in messages]
+        wanted = for_values(self._sql["seqs_of"], "id", ids, {"session_id": info.session_id})
+        known = {str(one): int(seq) for one, seq in await connection.fetch(*wanted)} if ids else {}
         await self._supersede(connection, info.session_id, [message for message in messages if message.id in known])
         fresh: list[Message] = []
         seqs = dict(known)
@@ -182,13 +184,6 @@ class Archive:
         moved = sum(1 for message in fresh if message.seq is not None and message.seq != seqs[str(message.id)])
         summaries = await self._summaries.restore(connection, info.session_id, part.summaries)
         return Restored(len(fresh), len(messages) - len(fresh), moved, cleaned, *summaries)
-
-    async def _seqs(self, connection: Connection, session_id: str, messages: Sequence[Message]) -> dict[str, int]:
-        if not messages:
-            return {}
-        ids = [message.id for message in messages]
-        wanted = for_values(self._sql["seqs_of"], "id", ids, {"session_id": session_id})
-        return {str(message_id): int(seq) for message_id, seq in await connection.fetch(*wanted)}
 
     async def _supersede(self, connection: Connection, session_id: str, known: Sequence[Message]) -> None:
         """Mark stored messages as superseded if they are superseded in the export."""

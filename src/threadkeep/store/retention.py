@@ -326,7 +326,10 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
         created_at, run_id = after or (None, "")
         parameters = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
         rows = await self._driver.fetch(self._sql["over_for_long"], {**parameters, **cutoffs.parameters()})
-        return [_tree_of(row) for row in rows]
+        return [
+            FinishedTree(root, workflow, status, time_of(ended), int(runs), int(events), (time_of(created), run_id))
+            for root, workflow, status, created, run_id, ended, runs, events in rows
+        ]
 
     async def delete(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs) -> PrunedRuns:
         """Delete the given trees that are still expired, with their traces and usage.
@@ -357,9 +360,3 @@ class FinishedRuns(Tables, sql=("retention.sql", "{backend}/retention.sql")):
             await connection.fetch(*for_values(self._sql["hold_trees"], "root_run_id", roots))
         wanted = for_values(self._sql["still_over"], "root_run_id", roots, cutoffs.parameters())
         return [root for (root,) in await connection.fetch(*wanted)]
-
-
-def _tree_of(row: Row) -> FinishedTree:
-    root_run_id, workflow, status, created_at, run_id, ended_at, runs, events = row
-    cursor = (time_of(created_at), run_id)
-    return FinishedTree(root_run_id, workflow, status, time_of(ended_at), int(runs), int(events), cursor)

@@ -200,11 +200,16 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             known = await connection.fetch(self._sql["known"], key)
             if known:
                 return Added(await _existing_run(connection, known[0][0]), "known")
-            await self._check_user(connection, new)
+            owned = None not in (new.session_id, new.user_id)
+            session = {"session_id": new.session_id, "user_id": new.user_id}
+            if owned and await connection.fetch(self._sql["users_other"], session):
+                raise WrongUser(str(new.session_id))
             into = await self._join(connection, new, policy) if new.parent_run_id is None else None
             if into is None:
                 await self._insert(connection, new, position)
-            await self._note_session(connection, new)
+            if owned and new.parent_run_id is None:  # the user's next message continues this session
+                active = {**session, "workflow": new.workflow, "now": time_text(self._clock())}
+                await connection.execute(self._sql["note_active_session"], active)
             if owner is not None and not position.is_cancelled and into is None:
                 await self._begin(connection, new.run_id, owner)
             run = await _existing_run(connection, into or new.run_id)
@@ -228,13 +233,6 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         in_order = new.session_id is not None and not await connection.fetch(self._sql["inside"], above)
         is_cancelled = status in RUN_ENDS or cancel_requested_at is not None
         return _Position(root_run_id, depth + 1, in_order=in_order and not is_cancelled, is_cancelled=is_cancelled)
-
-    async def _check_user(self, connection: Connection, new: NewRun) -> None:
-        if new.session_id is None or new.user_id is None:
-            return
-        whose = {"session_id": new.session_id, "user_id": new.user_id}
-        if await connection.fetch(self._sql["users_other"], whose):
-            raise WrongUser(new.session_id)
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
         """Apply the double-texting policy to a new message; return the id of the run that the message joins, if any."""
@@ -271,13 +269,6 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             "now": now,
             "deadline_at": new.deadline_at and time_text(new.deadline_at),
         }
-
-    async def _note_session(self, connection: Connection, new: NewRun) -> None:
-        """Record that the user's next message continues this session."""
-        if new.session_id is None or new.user_id is None or new.parent_run_id is not None:
-            return
-        active = {"user_id": new.user_id, "workflow": new.workflow, "session_id": new.session_id}
-        await connection.execute(self._sql["note_active_session"], {**active, "now": time_text(self._clock())})
 
     async def _begin(self, connection: Connection, run_id: str, owner: str) -> Begun | None:
         parameters = {"run_id": run_id, "owner": owner, "now": time_text(self._clock()), "disowned": DISOWNED}
