@@ -43,7 +43,7 @@ class ModelUse:
 def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | None = None) -> M:
     """Return the model that a configurable model of `init_chat_model` calls, or any other model unchanged.
 
-    Without `config`, the config of the surrounding LangChain run selects it.
+    Without `config`, the config of the surrounding LangChain run selects the model.
     """
     choose = None if model is None or isinstance(model, BaseChatModel) else getattr(type(model), "_model", None)
     return model if choose is None else cast("M", choose(model, config))

@@ -176,7 +176,7 @@ class RootCallbacks(BaseCallbackHandler):
             outer = None if parent_run_id is None else self._calls.get(parent_run_id)
             self._around.set((*[one for one in self._around.get() if one in self._calls], run_id))
             if len(self._calls) >= _MOST_RUNS:
-                # Drop the oldest run that has no functions to call at its end (such as a chain's), or else the oldest.
+                # Drop the oldest run that has no functions to call at its end (such as a chain), else the oldest run.
                 calls = list(self._calls.items())
                 self._calls.pop(next((one for one, call in calls if not call.at_end), calls[0][0]), None)
             first = {} if outer is None else outer.first_of(inputs)
@@ -244,7 +244,7 @@ register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=roo
 
 
 class Ending(GraphCallbackHandler):
-    """A handler that stores the `output` of one graph call. It is None until the graph ends without an interrupt."""
+    """A handler that stores the `output` of one graph call; None until the graph ends without an interrupt."""
 
     run_inline = True
 

@@ -1,4 +1,4 @@
-"""Finds the session, user, run and author of the call of an agent or a node, and holds the state of the run."""
+"""Finds the session, user, run and author for a call of an agent or a node, and holds the state of the run."""
 
 from __future__ import annotations
 

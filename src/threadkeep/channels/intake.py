@@ -373,7 +373,7 @@ class Intake:
         await self._memory.session(session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that the sender took back a message. If its run has not begun, do not answer it."""
+        """Note in the transcript that the sender took back a message. Do not answer it if its run has not begun."""
         session = self._memory.session(recalled.session_id, user_id=recalled.user_id)
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         if run_id is None and await session.find(recalled.message_id) is None:

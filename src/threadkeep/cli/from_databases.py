@@ -90,7 +90,7 @@ def _left_out(item: object) -> LeftOut | None:
 
 
 async def read_histories(source: str, reading: Reading, layout: GraphLayout, *, as_sessions: bool) -> Conversations:
-    """Yield the chat histories in the namespace of `layout` of a LangGraph store, in the order of their keys.
+    """Yield a LangGraph store's chat histories in the namespace of `layout`, in the order of their keys.
 
     Each history becomes a session if `as_sessions` is true, otherwise a conversation in a graph store. Other items of
     the namespace are skipped.

@@ -350,7 +350,7 @@ class ConversationWriter:
         return deleted
 
     async def own_sessions(self, session_id: str) -> list[str]:
-        """Return the ids of the conversations of a session's agents, which are deleted together with the session."""
+        """Return the ids of the separate conversations of a session's agents. Deleting the session deletes them too."""
         async with self._items.writing(self.layout.metadata(session_id)) as writing:
             keys = await writing.keys(self.layout.message_ids(session_id), OWN)
         return [key.removeprefix(OWN) for key in keys]
@@ -365,7 +365,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def _remove_damaged(self, session_id: str) -> bool:
-        """Delete every item of a conversation with damaged metadata, after searching for the keys."""
+        """Delete all items of a conversation whose metadata are damaged. Find them by searching for their keys."""
         metadata = self.layout.metadata(session_id)
         async with self._order(session_id), self._items.writing(metadata) as writing:
             found = [*await self._written_chunks(writing, session_id), *await self._ids(writing, session_id)]

@@ -254,7 +254,7 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         return sorted({row[0] for each in rows for row in each})
 
     async def _accept_confident(self, request: LearningRequest) -> int:
-        """Accept all proposals of the session with at least the requested confidence, even after a process died."""
+        """Accept the session's proposals with at least the requested confidence, even if a dead process made them."""
         if request.accept_from is None:
             return 0
         accepted = 0

@@ -142,7 +142,7 @@ class FactWords:
         return [scores[number] for number in numbers]
 
     def _worth(self, term: str) -> dict[int, float]:
-        """Return the weight of the best match with a term of the query, by the number of each matching fact."""
+        """Map the number of each matching fact to the weight of its best match with a term of the query."""
         alike = self._beginnings.get(term[:_BEGINNING], ()) if term.isascii() else ()
         worth: dict[int, float] = {}
         for terms, in_key, in_value in _matches(term, alike):

@@ -75,7 +75,7 @@ class ScopedView(BaseModel):
 
 
 class FactView(ScopedView, extra="forbid", json_schema_serialization_defaults_required=True):
-    """A fact: a present or past value of a key of a session, a workspace or a person."""
+    """A fact about a session, a workspace or a person: a key with its present value or a past value."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
     key: Key

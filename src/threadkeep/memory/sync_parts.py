@@ -134,7 +134,7 @@ class SyncProposals(Wrapper[Proposals]):
 
 
 class SyncPersons(Wrapper[Persons]):
-    """The known persons with their ids, with blocking methods."""
+    """The known persons and their ids, with blocking methods."""
 
     resolve = Blocking(Persons.resolve)
     get = Blocking(Persons.get)

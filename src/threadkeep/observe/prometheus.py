@@ -94,7 +94,7 @@ class PrometheusObserver:
     """An observer that counts events. `render` returns the body of `/metrics`.
 
     The time series of the memory's `backend` exist from the start with the value zero, so that rates and alerts work
-    from the first scrape. Runs are counted for each workflow in `workflows`, and together for all others.
+    from the first scrape. Runs are counted for each workflow in `workflows`, and in total for all other workflows.
     """
 
     content_type = CONTENT_TYPE_LATEST

@@ -1,4 +1,4 @@
-"""Recording of the ends of runs and turns, by the process that the row of the run names as its owner."""
+"""Recording of the end of a run and its turn, by the process that the run's row names as the owner."""
 
 from __future__ import annotations
 

@@ -111,9 +111,9 @@ class RunMaintenance:
     async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
         """Enqueue a run that no process executes, at most once a minute unless `at_once` is true.
 
-        A child is left to its parent, but ended if the parent is over or was deleted. A run with a damaged record is
-        set aside, so that the later runs of its session can begin. A run is left to other processes if only a newer
-        Threadkeep can read it, or if this process lacks its workflow.
+        A child is left to its parent. If the parent is over or was deleted, the child is ended. A run with a damaged
+        record is set aside, so that the later runs of its session can begin. A run is left to other processes if only a
+        newer Threadkeep can read it, or if this process lacks its workflow.
         """
         run = await self._runs.run(run_id, damaged=True)
         if run is None:

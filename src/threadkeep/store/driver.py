@@ -53,7 +53,7 @@ def unstorable_text() -> InvalidInput:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Raise `StoreClosed` if the running event loop is not the database's `loop`: a call from it could wait forever."""
+    """Raise `StoreClosed` if the running event loop is not the database's `loop`. Its calls could wait forever."""
     if asyncio.get_running_loop() is not loop:
         raise StoreClosed(
             "This memory is closed, or was opened on another event loop; use it on the loop and in the block of its "

@@ -1,4 +1,4 @@
-"""The erasure of the rows of a person or a session from all tables of a database."""
+"""The erasure of a person's or a session's rows from all tables of a database."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class TableErasing(ClockedTables, sql=_STATEMENTS):
         await self._driver.write([(self._sql["delete_group_of_session"], {"session_id": session_id})])
 
     async def episodes_elsewhere(self, wanted: Erasable) -> int:
-        """Return how many messages to erase stay in Graphiti, because they are in groups that others also use."""
+        """Return how many messages to erase stay in Graphiti, because they are in groups that other people use too."""
         return int((await self._fetch("episodes_elsewhere", wanted))[0][0])
 
     async def branches(self, session_id: str) -> int:

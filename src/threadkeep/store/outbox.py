@@ -52,7 +52,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class ChannelState:
-    """Counts of a channel's undelivered answers, and the times of the oldest one and of the last received message."""
+    """Counts of a channel's undelivered answers, and the times of the oldest answer and the last received message."""
 
     counts: Mapping[str, int]
     oldest_open: datetime | None
@@ -299,7 +299,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["entries"], parameters)]
 
     async def counts(self, *, open_only: bool = False) -> dict[tuple[str, OutboxStatus], int]:
-        """Return the number of messages for each channel and status; with `open_only`, without ended messages."""
+        """Return the number of messages for each channel and status; with `open_only`, do not count ended messages."""
         rows = await self._driver.fetch(self._sql["open_counts" if open_only else "counts"], {})
         return {(channel, status): count for channel, status, count in rows}
 
@@ -336,7 +336,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return replace(found, run_id=run_id, partial=partial or "")
 
     async def _drop_copies(self, connection: Connection, rows: Sequence[Row]) -> int:
-        """Delete the copy of a person's message from each of these rows (number, address); return their number."""
+        """Delete the copy of a person's message from each of these rows (number, address). Return the row count."""
         for number, text in rows:
             address = _address(text)
             if _MESSAGE in address:

@@ -82,7 +82,7 @@ def text_filter(text: str | None) -> dict[str, object]:
     """Return the parameters of a filter that selects values with this text, ignoring case; None selects all.
 
     Statements compare `translate(value, :capitals, :letters)` with `:pattern`. The characters are parameters, because
-    `lower` of PostgreSQL depends on the locale of the database, and that of SQLite converts ASCII letters only.
+    PostgreSQL's `lower` depends on the locale of the database, and SQLite's `lower` converts ASCII letters only.
 
     Raises:
         InvalidInput: the text is too long, or is not a `str`.

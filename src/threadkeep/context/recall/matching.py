@@ -124,7 +124,7 @@ _NEARLY, _MANY_SCALE = 0.8, 0.2
 
 
 class Matching:
-    """The match of a query with the turns: which turns are candidates, their scores, and the reasons."""
+    """The match of a query with the turns: the candidate turns, their scores, and the reasons for the scores."""
 
     def __init__(self, postings: Postings, columns: TurnColumns, match: Match, query: Query) -> None:
         hits = self._hits = Hits(postings, query)
@@ -281,7 +281,7 @@ class Likeness:
         return self._alike.get(position, 0.0)
 
     def _best_of_episodes(self) -> dict[int, float]:
-        """Return the mean similarity of the three most similar turns of each episode."""
+        """Map each episode to the mean similarity of its three most similar turns."""
         best: dict[int, list[float]] = {}
         for position, alike in self._alike.items():
             best.setdefault(self._episodes[position], []).append(alike)

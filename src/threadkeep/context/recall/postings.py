@@ -194,7 +194,7 @@ _ASKED, _BELONGING = 1.5, 1.0
 
 
 class Profile(dict[int, float]):
-    """A cache of how much of the query's topics (0 to 1) a set of topics covers. A key has one bit for each topic."""
+    """A cache that maps a set of topics, as bits, to the share of the query's topics (0 to 1) that the set covers."""
 
     def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
         super().__init__()

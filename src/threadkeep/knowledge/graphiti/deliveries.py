@@ -265,7 +265,7 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return {str(error): int(count) for error, count in await self._fetch("troubles", {})}
 
     async def open_of(self, group_id: str) -> tuple[int, int]:
-        """Return the numbers of a group's queued messages and of its sent but unconfirmed messages."""
+        """Return a pair: how many messages of a group are queued, and how many are sent but unconfirmed."""
         [(queued, sent)] = await self._fetch("open_of_groups", {"group_id": group_id})
         return int(queued), int(sent)
 

@@ -53,7 +53,7 @@ def turn_id(session_id: str, message_id: str, stored_at: datetime) -> str:
 
 
 def episode_name(turn: str, role: str, number: int = 1) -> str:
-    """Return the name of a message among the episodes of a group.
+    """Return the name that a message has in Graphiti, where it is an episode of a group.
 
     `number` counts the messages of one role in a turn, starting at 1.
     """

@@ -227,7 +227,7 @@ class DeliveryWorker:
         return self._known_progress[1]
 
     async def _read_back(self, lease: Lease, sent: Sequence[Unconfirmed], *, deep: bool = False) -> list[Unconfirmed]:
-        """Confirm the sent messages that the server returns; return the others. With `deep`, read more."""
+        """Confirm the sent messages that the server returns, and return the rest. With `deep`, read more messages."""
         oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
         newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
         last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)

@@ -73,7 +73,7 @@ class WorkflowVersions(ClockedTables, sql=("runs_records.sql",)):
         return WorkflowVersion(name, version, json_of(definition), time_of(first_used_at))
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
-        """Return up to `limit` versions without runs that were first used before `before`, but no workflow's newest."""
+        """Return up to `limit` versions without runs, first used before `before`. Omit every workflow's newest one."""
         rows = await self._driver.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
         return [(name, version) for name, version in rows]
 

@@ -65,7 +65,7 @@ class CategorizerNode(AskingNode):
         return _by_target([(category.next, category.name) for category in self.categories], self.default)
 
     async def run(self, step: Step, state: WorkflowState) -> Command[str]:
-        """Call the model and continue with the node of its category, or with the default."""
+        """Ask the model for a category, and continue with the node of this category, or with the default node."""
         reply = await self._ask(step, state)
         category = self.named_in(reply)
         name = category.name if category is not None else None
