@@ -500,7 +500,8 @@ def test_a_signal_stops_an_export_without_a_file(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """Of a person's export, the lines so far stay, so that it can be continued."""
-    cli.store("a", "hi", "hello", user_id="ann")
+    for session in range(20):  # the event loop must run again before the export ends
+        cli.store(f"a{session}", "hi", "hello", user_id="ann")
     monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
     monkeypatch.setattr(type(terminal), "note", lambda _, text: signal.raise_signal(number))
     for command, left in ((["sessions", "export", "--all"], []), (["persons", "export", "ann"], ["out.partial"])):
