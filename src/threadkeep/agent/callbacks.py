@@ -57,7 +57,7 @@ TASK_IDS: Final = re.compile(r":[^|]*")
 """The task ids in a checkpoint namespace. Graphs with `checkpointer=True` have none."""
 
 _NAMESPACE: Final = "langgraph_checkpoint_ns"
-"""The key in the metadata of the runs inside a graph's node for the checkpoint namespace of the node."""
+"""The key, in the metadata of runs inside a graph's node, for the node's checkpoint namespace."""
 
 _NO_ATTEMPTS: Final[Mapping[str, NodeAttempt]] = MappingProxyType({})
 

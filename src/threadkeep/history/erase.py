@@ -251,7 +251,7 @@ class Eraser:
         return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
-        """Return the person's conversations in LangGraph stores, and all conversations with a session id as the key."""
+        """Return the LangGraph store conversations that are the person's or have one of the session ids as the key."""
         found: list[tuple[Memory, str]] = []
         for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]

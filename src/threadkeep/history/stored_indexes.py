@@ -18,7 +18,7 @@ from threadkeep.store.summaries import Summaries
 from threadkeep.store.transcripts import Transcripts
 
 _LEAST_STORED, _LEAST_JOINED = 1_000, 50
-"""The least number of turns for which a session's index is stored: for use alone, and for use in a user's index."""
+"""The least number of turns for which a session's index is stored; `_LEAST_JOINED` is for use in a user's index."""
 
 _UNREADABLE = (zlib.error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """The errors that invalid stored data raise. Such data are deleted, and the index is built again."""

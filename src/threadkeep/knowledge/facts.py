@@ -52,7 +52,7 @@ _MOST_REMEMBERED = 5_000
 _MOST_RANKED = 10_000
 """The maximum number of facts of a scope that `recall` reads, newest first."""
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
-"""The most owners whose facts are indexed in this process, and the most entries of all indexes."""
+"""The maximum number of owners whose facts are indexed in this process, and of the entries of all indexes."""
 _COMPUTED_AT_ONCE = 2_000
 """With more facts, reading or ranking runs in a thread: a new fact takes about 100 microseconds of CPU."""
 

@@ -24,9 +24,9 @@ _READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
-# Weights of a match between a word of the query and a fact. These are for the same word in the fact's key or value.
+# Weights of a match between a word of the query and a fact. `_KEY` and `_VALUE`: the fact has the same word there.
 _KEY, _VALUE = 1.0, 0.9
-# These are for a synonym, a key that the word asks for, a word of the same topic, and a word with the same beginning.
+# `_ATTRIBUTE`: the word asks for the fact's key. `_ALIKE`: a word of the fact has the same beginning.
 _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 0.7, 0.7, 0.45, 0.5
 # A match with the kind of question, such as "where", counts for this fraction of a match with a word.
 _KIND_SHARE = 0.5

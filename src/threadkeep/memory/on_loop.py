@@ -20,7 +20,7 @@ from threadkeep.memory.sync_memory import SyncMemory
 _companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
 _companion_lock = threading.RLock()
 _BLOCKED_SECONDS = {"companion": 0.1, "tables": 0.5, "graph_store": 5.0}
-"""Seconds until a loop counts as blocked: with an open companion or, without one, by the store of the transcripts."""
+"""Seconds until a loop counts as blocked. The store of the transcripts decides if no companion is open."""
 caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
 """The event loop on which the caller awaits this code; None if it is the memory's own loop."""
 

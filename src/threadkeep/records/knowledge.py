@@ -259,7 +259,7 @@ class Person:
     names: tuple[str, ...]
     """The names that the person has used in channels, most recently seen first."""
     merged: Mapping[str, str] = field(default_factory=dict)
-    """A map from ids that were merged to the id into which each was merged."""
+    """Maps each merged id to the id into which it was merged."""
     preferences: Mapping[str, object] = field(default_factory=dict)
     """The values of the person's valid facts of the kind `preference`, by key."""
     first_seen_at: datetime

@@ -199,7 +199,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class NotYet:
-    """A run that cannot start yet. `behind`: the id of the run to wait for; this run's if another process has it."""
+    """A run that cannot start yet. `behind`: the id of the run to wait for, or of `run` if another process has it."""
 
     run: Run
     behind: str

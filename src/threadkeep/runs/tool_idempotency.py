@@ -28,7 +28,7 @@ type _Handler = Callable[[ToolCallRequest], Awaitable[_Result]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _LEASE_SECONDS, _POLL_SECONDS = 30.0, 0.05
-"""Seconds to wait until a process renews its lease, for example after an outage, and seconds between two checks."""
+"""Seconds to wait for another process to renew its lease (for example after an outage), and between two checks."""
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
 """The stored result of a part of a tool call that ended with a question to a person."""
 

@@ -85,7 +85,7 @@ class Contexts(Tables, sql=("contexts.sql", "{backend}/sessions.sql")):
     async def keep_steps(
         self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
     ) -> None:
-        """Store an answer's tool calls if its question is active. Delete all but the author's last `turns` turns."""
+        """Store tool calls of an answer to an active question. Drop calls before the author's last `turns` turns."""
         turn = {"session_id": session_id, "author": author, "turns": turns}
         row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
         async with self._driver.writing() as connection:

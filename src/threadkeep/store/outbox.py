@@ -19,7 +19,7 @@ type Address = Mapping[str, Json]
 FORGOTTEN = "forgotten:"
 """The prefix of the key of an answer that confirms a deletion; such an answer belongs to no session."""
 _USER = "user_id"
-"""The field of an address with the id of its person; the column `person_id` is computed from it."""
+"""The field of an address that has the person's id; the column `person_id` is computed from this field."""
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
 

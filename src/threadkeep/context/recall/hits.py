@@ -112,7 +112,7 @@ class TurnColumns:
         return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
 
 
-# A term of the query counts 1; misspellings, synonyms, words of a topic and equal prefixes count less.
+# The weights of substitutes; a term of the query counts 1. `_SAME`: a synonym. `_ALIKE`: a word with an equal prefix.
 _MISSPELT, _SAME, _TOPIC, _ALIKE = 0.9, 0.7, 0.6, 0.4
 _MOST_MISSPELT = 3
 _MOST_TERMS = 16
