@@ -66,7 +66,7 @@ class TurnSteps:
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
         """Collect this agent's tool calls and their results in the messages after the question.
 
-        If the messages already have an answer at the first call, another agent gave it: skip the messages up to it.
+        If the messages already have an answer at the first call, another agent gave it: skip messages up to the answer.
         """
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:

@@ -35,7 +35,7 @@ _RECENT_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Extra:
-    """A prompt message with texts that a source found. `entry` records it; `texts` has its JSON by digest."""
+    """A prompt message with texts that a source found. `entry` records the message; `texts` has its JSON by digest."""
 
     message: HumanMessage
     entry: Entry

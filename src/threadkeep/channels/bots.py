@@ -124,7 +124,7 @@ class SenderRates:
     def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        # Maps each sender to message ids and their times. The id None marks a sender who was told about the limit.
+        # Maps each sender to times of messages, by message id. The id None marks a sender who was told about the limit.
         self._seen: dict[str, dict[str | None, float]] = {}
 
     def count(self, sender: str, message_id: str) -> Rate:

@@ -69,7 +69,7 @@ class Memory(history.Memory):
     ) -> EraseReceipt:
         """Erase a session, or a person under all their ids, from every store; return a signed receipt.
 
-        The person's sessions are deleted completely; their messages in sessions of others become empty rows. An
+        The person's sessions are deleted completely; their messages in other users' sessions become empty rows. An
         interrupted call can be repeated. If `dry_run` is true, nothing is erased. If `vacuum` is true, the SQLite file
         or the PostgreSQL tables are rewritten; this also removes remains of earlier deletions, and blocks writes
         meanwhile.

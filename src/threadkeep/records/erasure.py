@@ -30,7 +30,7 @@ class EraseReceipt:
 
     Digests are made with a key of the database. `subject` is the digest of the erased id; for a person, `ids` has the
     digests of all ids. `signature` is the digest of all other fields. `stores` has the stores in which data were found.
-    The person's messages in sessions of others were emptied, not deleted: `shared_messages` is their number, and
+    The person's messages in other users' sessions were emptied, not deleted: `shared_messages` is their number, and
     `shared_sessions` the number of these sessions. `not_reached` describes remaining copies, such as backups.
     """
 

@@ -168,7 +168,7 @@ def order_keys(
 
 
 async def sessions_known(workflow: Workflow, run: Run, memory: Memory, store: BaseStore | None) -> list[Session]:
-    """Return the conversations in the graph store that get the run's question and whose keys its request determines."""
+    """Return the graph store conversations that get the run's question and whose keys follow from the run's request."""
     keeping = [node for node in workflow.known_conversations if isinstance(node, AgentNode)]
     if store is None or not keeping:
         return []

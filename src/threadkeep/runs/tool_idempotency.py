@@ -49,9 +49,9 @@ class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
     """A middleware for tools that must not run twice: it executes each call at most once in a run, across processes.
 
     If a call was started but its outcome is unknown, a person is asked, and replies `again`, `skip`, or the result.
-    Both callbacks get a run's id. `keep` stores the run's checkpoints, so that a process that resumes it makes the same
-    tool call. `holds` returns True if this process surely still owns the run. If it returns False for half a minute,
-    `StoreUnavailable` is raised before the tool runs.
+    Both callbacks get a run's id. `keep` stores the run's checkpoints, so that a process that resumes the run makes the
+    same tool call. `holds` returns True if this process surely still owns the run. If `holds` returns False for half a
+    minute, `StoreUnavailable` is raised before the tool runs.
     """
 
     def __init__(

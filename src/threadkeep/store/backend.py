@@ -38,7 +38,7 @@ class DamageRegister:
 
     @contextmanager
     def noting(self, session_id: str, item: str) -> Iterator[None]:
-        """Record a `SessionDamaged` that the block raises while it reads `item`. A success removes an earlier one."""
+        """Record a `SessionDamaged` that the block raises while it reads `item`. A later success removes the record."""
         try:
             yield
         except SessionDamaged as error:

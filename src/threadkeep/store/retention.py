@@ -194,7 +194,7 @@ class RetentionRows(ClockedTables, sql=_STATEMENTS):
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Return whether the user has the session, and its own limits (None if the limits in the settings apply)."""
+        """Return a pair: True if the user has the session, and the session's own limits (None if it has none)."""
         rows = await self._driver.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
@@ -288,7 +288,7 @@ class Cutoffs:
 
 @dataclass(frozen=True)
 class FinishedTree:
-    """An expired run with all its descendants; `workflow`, `status` and `ended_at` are those of the root run."""
+    """An expired run with all its descendants; `workflow`, `status` and `ended_at` are the root run's."""
 
     root_run_id: str
     workflow: str

@@ -72,7 +72,7 @@ class Search(Protocol):
     ) -> list[SearchHit]:
         """Return up to `limit` messages that contain all words of a query, best first.
 
-        `user_id` selects a user's sessions. `session_id` selects one session, and `after` its messages above a `seq`.
+        `user_id` selects a user's sessions, `session_id` one session, and `after` its messages above that `seq`.
         """
 
 

@@ -76,7 +76,7 @@ class FactDelivery(NamedTuple):
 
 @dataclass(frozen=True)
 class Lease:
-    """A process's right to send a group's messages for a time. At `seen_at`, the server last showed one of them."""
+    """A process's right to send a group's messages for a time. `seen_at`: when the server last showed one."""
 
     group_id: str
     owner: str

@@ -307,7 +307,7 @@ class DeliveryWorker:
         return {_class_of(one) for one in batch} <= await self._consents.granted()
 
     async def _stopped_at(self, lease: Lease, failed: Waiting, later: Sequence[Waiting], error: GraphitiError) -> None:
-        """Handle the failure of one message of a batch. It stopped the batch, so the `later` messages were not sent.
+        """Handle a failed message of a batch. The failure stopped the batch, so the `later` messages were not sent.
 
         The server may refuse a message temporarily, so a refused message is given up only after several attempts.
 

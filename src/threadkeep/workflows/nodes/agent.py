@@ -127,7 +127,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         return [tool for reference in self.tools for tool in _tools_of(reference)]
 
     def turn_options(self, step: Step) -> TurnOptions:
-        """Return the options of the node's turn. The node's `tool_memory`, if set, replaces that of the service."""
+        """Return the options of the node's turn. The node's `tool_memory`, if set, replaces the service's."""
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
