@@ -260,7 +260,7 @@ class Participation:
         return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
-        """Claim the number of this answer again if a failure has released it. If it is taken, claim a new number."""
+        """Claim this answer's number again if a failure has released it. If another call has it, claim a new number."""
         ordinal = self.root.reclaim(self.author, self.key, turn.ordinal)
         if ordinal != turn.ordinal:
             turn.speak_as(self.author, ordinal)

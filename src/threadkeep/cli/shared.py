@@ -356,7 +356,7 @@ def check_not_database(path: Path) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing. It appears only when it is complete, and only its owner can read it.
+    """Open a file for writing. The file appears only when it is complete, and only its owner can read it.
 
     A device, a pipe or an open descriptor such as `/dev/stdout` is written directly. If `path` is a symbolic link, its
     target is replaced.

@@ -74,7 +74,7 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """Limits of the history (window) in a call; None means no limit. A full window is cut to `step` times these."""
+    """Limits of history (window) in a call; None means no limit. A full window is cut to `step` times these limits."""
 
     tokens: int | None = None
     messages: int | None = None

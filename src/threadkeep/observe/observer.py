@@ -1,4 +1,4 @@
-"""The protocol of observers, and an observer that passes events to several others."""
+"""The protocol of observers, and an observer that passes events to several observers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class DamageRegister:
             del self._items[key]
 
     def of(self, user_id: str | None = None) -> list[SessionDamaged]:
-        """Return the recorded errors, sorted by session; with a `user_id`, only those of this user's sessions."""
+        """Return the recorded errors, sorted by session; with a `user_id`, only errors in this user's sessions."""
         found = sorted(self._items.items())
         return [error for _, error in found if user_id in (None, error.user_id)]
 

@@ -47,8 +47,8 @@ class Counts:
 class Prunable:
     """The data about a session that decide which of its messages are archived or deleted.
 
-    `first_stored_at` is the time of the first existing message, and `first_live_at` that of the first message that is
-    not archived. `retention_text` is the stored JSON of the session's own limits. `message_count` is the number of
+    `first_stored_at` is the time of the first existing message, and `first_live_at` the time of the first message that
+    is not archived. `retention_text` is the stored JSON of the session's own limits. `message_count` is the number of
     active messages, including archived ones.
     """
 

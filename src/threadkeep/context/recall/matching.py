@@ -23,8 +23,7 @@ class Found:
     """The values of one query from which `Scoring` computes the scores of turns.
 
     `episodes` maps an episode to the amount that it adds to the score of each of its turns. `per_score` scales BM25
-    scores.
-    `per_when_score` scales them in addition for questions about a time; for other questions it is 0.
+    scores. `per_when_score` scales them in addition for questions about a time; for other questions it is 0.
     """
 
     hits: Hits
