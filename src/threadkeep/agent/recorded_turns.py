@@ -328,7 +328,7 @@ def _with_first_stored(messages: list[Any], first_stored: AIMessage | None) -> l
 
 
 def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
-    """Convert rows to messages that a provider accepts. Placeholders replace a missing first question and answers."""
+    """Convert rows to messages for a provider, with placeholders for missing answers and a missing first question."""
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):

@@ -1,4 +1,4 @@
-"""WeCom AI bots. WeCom sends JSON callbacks, and polls for the growing text of an answer, at any process."""
+"""WeCom AI bots. WeCom sends JSON callbacks, and polls any process for the growing text of an answer."""
 
 from __future__ import annotations
 

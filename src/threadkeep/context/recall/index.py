@@ -269,7 +269,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Map each episode that began near `spans` to a pair: its nearness (0 to 1), and 1.0 if inside, else 0.0."""
+        """Map each episode that began near `spans` to a pair: the nearness (0 to 1), and 1.0 if inside, else 0.0."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4

@@ -103,7 +103,7 @@ async def show_session(
 
 
 async def _runs_to_show(app: App, session_id: str) -> list[Run]:
-    """Return a session's unfinished runs, oldest first. If all are finished, return the last run or reset if failed."""
+    """Return a session's unfinished runs, oldest first; if all are finished, its last run (or reset) if it failed."""
     service = await app.runs.service()
     runs = await runs_of(service, session_id)
     resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))
