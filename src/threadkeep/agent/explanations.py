@@ -108,12 +108,13 @@ def outcome_of(message: Message, home: SessionInfo, call: CallRecord) -> Message
 
 def _sent_as_itself(message: Message, manifest: ContextManifest) -> MessageOutcome | None:
     for entry in manifest.entries:
-        if entry.source == "transcript" and _is(entry, message):
-            return MessageOutcome("shown", "the input of the call" if entry.section == "input" else "in the window")
-        if entry.tokens_before is not None and entry.section in ("window", "input") and _is(entry, message):
-            return MessageOutcome(
-                "shown", f"in the window, cut from {entry.tokens_before:,} to {entry.tokens:,} tokens"
-            )
+        if _is(entry, message) and (entry.source == "transcript" or entry.section in ("window", "input")):
+            words = "the input of the call" if entry.section == "input" else "in the window"
+            if entry.tokens_before is not None:
+                words += f", cut from {entry.tokens_before:,} to {entry.tokens:,} tokens"
+            elif entry.source != "transcript":  # such as a repeated question with its count
+                words += ", in another form than stored"
+            return MessageOutcome("shown", words)
     return None
 
 

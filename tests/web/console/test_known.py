@@ -7,11 +7,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
 
 from tests.web.console.pages import opened
 from tests.web.console.test_sessions import history, said
 from tests.web.services import client_of, opened_app, settings_for, until
+from threadkeep import ContextPlan, Message, SessionMemory
 from threadkeep.agent.demo import DemoModel
+from threadkeep.app import App
 
 
 @asynccontextmanager
@@ -32,6 +36,23 @@ async def test_messages_in_the_window_and_the_input_are_marked(client: httpx2.As
     await said(client, "s", "My cat is called Miso.", "Where does Ada live?")
     assert "in the window" in await verdicts(client, "cat Miso")
     assert "the input of the call" in await verdicts(client, "Where Ada live")
+
+
+async def test_a_message_that_is_sent_in_another_form_is_in_the_call(app: App, client: httpx2.AsyncClient) -> None:
+    """A repeated question is sent with its count, and an image is sent although only its text is stored."""
+    session = app.memory.session("s", user_id="ana")
+    for _ in range(2):
+        await session.append(
+            [Message(role="user", content="Ping the sea."), Message(role="assistant", content="Done.")]
+        )
+    agent = create_agent(DemoModel(), [], middleware=[SessionMemory(app.memory, plan=ContextPlan(fold_repeats=True))])
+    image = {"type": "image", "base64": "iVBORw0KGgo=", "mime_type": "image/png"}
+    asked = HumanMessage([{"type": "text", "text": "Look at this picture."}, image])
+    await agent.ainvoke({"messages": [asked]}, {"configurable": {"thread_id": "s", "user_id": "ana"}})
+    found = await verdicts(client, "Ping sea", user="ana")
+    assert "in the window, in another form than stored" in found
+    assert "repeated later in the same words, and counted there" in found
+    assert "the input of the call, in another form than stored" in await verdicts(client, "picture", user="ana")
 
 
 async def test_a_message_before_a_reset_and_one_after_the_call(client: httpx2.AsyncClient) -> None:
