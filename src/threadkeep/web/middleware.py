@@ -66,12 +66,11 @@ class Access:
                 # Platforms send callbacks without a key, so each bot verifies its own callbacks.
                 path = scope.get("path", "")
                 if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(CALLBACKS):
-                    caller = await self._caller(scope)
+                    caller = scope.setdefault("state", {})["caller"] = await self._caller(scope)
                     caller.check(self.routes, scope)
                     caller.count()
                     if caller.user_id is not None:
                         stack.enter_context(caller.limits.opened(caller.user_id))
-                    scope.setdefault("state", {})["caller"] = caller
             except ProblemRaised as refused:
                 refusal = await respond_to_browsers(Request(scope), refused)
                 await refusal(scope, receive, send)

@@ -18,6 +18,7 @@ from tests.web.console.test_sessions import said
 from tests.web.services import listening, opened_app, settings_for
 from tests.web.test_runs import FLOW
 from threadkeep.runs.chat_turns import ChatTurn
+from threadkeep.store.transcripts import SessionQuery
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.web.console import rendering, sessions
 
@@ -52,7 +53,7 @@ async def tab(base_url: str, **options: object) -> AsyncIterator[Any]:
     """Open a page in a new browser, and check that it reports no error and no violation of the content policy."""
     async with playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = await browser.new_page(base_url=base_url, **options)
+        page = await (await browser.new_context(base_url=base_url, **options)).new_page()
         errors: list[str] = []
         page.on("console", lambda told: errors.append(told.text) if "Content Security Policy" in told.text else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -135,6 +136,37 @@ async def test_a_form_that_is_not_accepted_keeps_its_text(tmp_path: Path, monkey
         assert await alert.count() == 0
         assert await field.input_value() == ""
         assert await field.evaluate("field => document.activeElement === field")
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_form_is_not_sent_for_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    """If another user signs in in another tab, an open page says so, keeps its text, and sends and shows nothing."""
+    monkeypatch.setattr("threadkeep.web.callers.REFRESH_SECONDS", 0.0)
+    async with (
+        opened_app(ScriptedModel(["Two."]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await said(client, "s", "One.", user_id="ben")
+        keys = [await app.memory.api_keys.add(user, scope="write", user_id=user) for user in ("ana", "ben")]
+        other = await page.context.new_page()
+        for key, shown in zip(keys, (page, other), strict=True):
+            await shown.goto("/console/sign-in")
+            await shown.fill("[name=key]", key.secret)
+            await shown.keyboard.press("Enter")
+            await shown.get_by_role("button", name="Sign out").wait_for()
+        field = page.locator("form[action='/console/say'] textarea")
+        await field.fill("A secret of Ana.")
+        if returns:
+            await page.evaluate("dispatchEvent(new Event('focus'))")
+            await page.locator("[role=status]").filter(has_text="signed in for another user").wait_for()
+        await field.press("Control+Enter")
+        await page.locator("main [role=alert]").filter(has_text="older than the service or your sign-in").wait_for()
+        assert await field.input_value() == "A secret of Ana."
+        assert await page.get_by_text("One.").count() == 0
+        assert [info.session_id for info in (await app.memory.sessions_page(SessionQuery()))[0]] == ["s"]
 
 
 async def test_a_message_that_is_written_while_another_is_sent_is_kept(tmp_path: Path) -> None:

@@ -153,8 +153,14 @@ async def test_a_key_of_one_user_sees_that_user_alone(guarded_app: App, browser:
     assert "home_city" in knowledge.words
     for shown in (page, knowledge, await opened(browser, "/console/sessions/ana")):
         assert {form.action for form in shown.forms if form.method == "post"} == {"/console/sign-out"}
+    for address in ("/", "/console/known", "/console/runs", "/console/knowledge"):
+        assert not any("user" in form.fields for form in (await opened(browser, address)).forms), address
+    refused = await opened(browser, "/console/runs?user=ben", status=404)
+    assert "this address names another one; leave the user out" in refused.words
     assert (await browser.get("/console/sessions/ben")).status_code == 404
-    assert "This key is limited to one user" in (await opened(browser, "/console/health", status=403)).words
+    refused = await opened(browser, "/console/health", status=403)
+    assert "This key is limited to one user" in refused.words
+    assert not {"/console/health", "/console/channels"} & {*refused.links}
     response = await browser.post("/console/sessions/ana/reset", content="csrf=x", headers=FORM)
     assert response.status_code == 403
     assert "scope" in page_of(response).words

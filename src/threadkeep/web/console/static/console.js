@@ -6,6 +6,7 @@ const RETRY_MILLISECONDS = 2000;
 const SETTLE_MILLISECONDS = 300;
 const AWAY = "The service does not answer. This page continues when it does.";
 const SIGNED_OUT = "You are signed out. Sign in again in another tab; this page keeps what you wrote.";
+const OTHER_USER = "You are signed in for another user now. Reload this page to see that user's data.";
 const UNSENT = "The service does not answer, so nothing was sent. What you wrote is still here; send it again.";
 const UNSTORED = "The service cannot store the message yet, and tries again. It appears here when it is stored.";
 const UNSTORED_TRIES = 150;
@@ -83,7 +84,11 @@ async function refresh() {
   for (;;) {
     const response = await request(location.href).catch(() => null);
     if (response && isSignIn(response)) return tell(SIGNED_OUT);
-    if (response && response.status < 500 && response.status !== 429) return show(await parsed(response));
+    if (response && response.status < 500 && response.status !== 429) {
+      const newer = await parsed(response);
+      // Keep the old page: a form that was filled in for one user must not be sent for another.
+      return newer.body.dataset.user === document.body.dataset.user ? show(newer) : tell(OTHER_USER);
+    }
     tell(AWAY);
     await pause(RETRY_MILLISECONDS);
   }
