@@ -154,13 +154,13 @@ def has_detector(kind: str) -> bool:
     return True
 
 
-def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
+def storable(answer: BaseMessage | str, kinds: Collection[str], *, is_complete: bool) -> BaseMessage | str:
     """Return an answer without personal data of these kinds. If a kind has no built-in detector, return "".
 
     Args:
         answer: the answer of the model, or its text.
         kinds: the kinds of all `PIIMiddleware` of the agent, including those that do not redact answers.
-        whole: True if the answer is complete. The end of an incomplete answer is removed (`HELD_BACK_CHARACTERS`).
+        is_complete: False for a partial answer. The end of a partial answer is removed (`HELD_BACK_CHARACTERS`).
     """
     if not kinds:
         return answer
@@ -173,7 +173,7 @@ def storable(answer: BaseMessage | str, kinds: Collection[str], *, whole: bool) 
         update = middleware.after_model({"messages": [AIMessage(text)]}, Runtime())
         if update is not None:
             text = text_of(update["messages"][-1])
-    if not whole:
+    if not is_complete:
         text = text[:-HELD_BACK_CHARACTERS]
     if text == received or isinstance(answer, str):
         return answer if text == received else text

@@ -165,7 +165,7 @@ class TurnHooks:
             limited = answer.id not in part.said_ids and any(notice in text_of(answer) for notice in LIMIT_NOTICES)
             first_stored = await part.end(answer, "failed" if part.model_failed or limited else "complete")
             if (run := root_callbacks.call) is not None:
-                # Forget the question: if the run fails after this, its retry must not get this stored answer.
+                # The question is answered, so forget it. If the run still fails, its retry must not get this answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
             # A nested agent releases the session now. Others wait for the run's end: middleware may still call a model.
@@ -301,7 +301,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
         part.model_failed = failed
         part.said_ids |= {message.id for message in result.result}
         if isinstance(final, AIMessage) and not final.tool_calls:
-            answer = storable(final, part.redacted, whole=True)
+            answer = storable(final, part.redacted, is_complete=True)
             part.hold(answer, "failed" if failed else "interrupted", self.call.runtime)
         else:
             part.discard()
@@ -312,7 +312,7 @@ class ModelStep(Step[ModelRequest[Any], ModelResponse[Any]]):
         part = self.part
         part.root.call_ends()
         part.partial = None
-        answer = storable(self.partial.answer, part.redacted, whole=False)
+        answer = storable(self.partial.answer, part.redacted, is_complete=False)
         if not isinstance(error, Exception):
             await part.interrupt(answer)
             return

@@ -299,9 +299,9 @@ class Participation:
         return question if asked == following else question[:end]
 
     async def refuse(self) -> None:
-        """Store a question that other middleware may have rejected, as `failed` and without its text.
+        """Store the question as `failed` and without its text, because other middleware may have rejected it.
 
-        The id of the row differs from the id of the question, because the next attempt at the question may be accepted.
+        The stored row has a different id than the question, because the next attempt at the question may be accepted.
         """
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.resumed or self.root.turn is not None or self.parent is not None:
@@ -434,7 +434,7 @@ class Participation:
             del self.registry.calls[self.key]
 
     async def end(self, answer: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call that has ended. If another answer was stored instead, return the other one.
+        """Store the answer of a call that has ended. If another answer was stored instead, return that answer.
 
         Once a text of the call is stored, only a complete answer can still be stored.
         """
@@ -457,7 +457,7 @@ class Participation:
 
     async def settle(self) -> None:
         """Store the text that an unfinished model call has streamed so far, or else the answer held in memory."""
-        begun = "" if self.partial is None else storable(self.partial.answer, self.redacted, whole=False)
+        begun = "" if self.partial is None else storable(self.partial.answer, self.redacted, is_complete=False)
         await self.end(begun or self.text, self.status)
 
     async def fail(self, error: BaseException) -> None:

@@ -175,7 +175,7 @@ async def compare_history(
         return stored
     found = known_messages(before, rows, digest)
     last = max((index for index, row in enumerate(rows, start=1) if row in found.rows.values()), default=0)
-    known = known_beginning(question, rows[last:], whole=last == 0, digest=digest)
+    known = known_beginning(question, rows[last:], from_start=last == 0, digest=digest)
     changed = tuple(before[index] for index in sorted(found.changed))
     return SentHistory(tuple(question[len(known) :]), changed, tuple(rows))
 
@@ -262,16 +262,19 @@ def _rows_between(gap: Sequence[_Sent], rows: Sequence[Message], beside: range) 
 
 
 def known_beginning(
-    question: Sequence[BaseMessage], rows: Sequence[Message], *, whole: bool, digest: Digest | None = None
+    question: Sequence[BaseMessage], rows: Sequence[Message], *, from_start: bool, digest: Digest | None = None
 ) -> list[Message]:
     """Return the rows of those first messages of a question that are already stored.
 
-    The question's last message is always new. `rows` follow the last known message before the question. If there is no
-    such message (`whole`), compare only rows after the last answer, unless the other messages equal all user rows.
+    The question's last message is always new. `rows` follow the last known message before the question. If no message
+    before it is known (`from_start`), compare only rows after the last answer, unless the first messages equal all
+    user rows.
     """
     first = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
-    if whole and not (len(asked) == len(first) and all(one.is_row(row) for one, row in zip(first, asked, strict=True))):
+    if from_start and not (
+        len(asked) == len(first) and all(one.is_row(row) for one, row in zip(first, asked, strict=True))
+    ):
         answered = max((at for at, row in enumerate(rows, start=1) if _is_answer(row)), default=0)
         asked = [row for row in rows[answered:] if row.role == "user"]
     known: list[Message] = []

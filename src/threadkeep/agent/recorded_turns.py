@@ -111,7 +111,7 @@ class GraphTurns:
 
     def _redacted_block(self, block: Any) -> Any:
         if isinstance(block, str):
-            return storable(block, self._redacted, whole=True)
+            return storable(block, self._redacted, is_complete=True)
         return {**block, "text": self._redacted_block(block.get("text", ""))} if is_text(block) else block
 
 

@@ -64,12 +64,15 @@ def _fitting(text: str, limit: int, size: Size) -> int:
     return max(1, bisect_right(ends, limit, key=lambda end: size(text[:end])))
 
 
-def _cut(text: str, fits: int, avoid: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
-    """Return the best cut up to `fits` that `avoid` allows: the end of the part, and the start of the next; or None."""
+def _cut(text: str, fits: int, is_bad: Callable[[str, int], bool] | None = None) -> tuple[int, int] | None:
+    """Return the best cut up to position `fits`: the end of this part, and the start of the next part.
+
+    Skip positions for which `is_bad` returns True. Return None if no position is left.
+    """
     for pattern in _CUTS:
         found = [match.span() for match in pattern.finditer(text, max(1, fits // 2), fits + 1) if match.start() <= fits]
         for span in reversed(found):
-            if avoid is None or not avoid(text, span[0]):
+            if is_bad is None or not is_bad(text, span[0]):
                 return span
     return None
 

@@ -375,7 +375,7 @@ class RunParts:
 
 
 async def encoded_parts(
-    events: RunEvents, modes: Sequence[str], *, after: int = 0, position: int = 0, whole: bool = False
+    events: RunEvents, modes: Sequence[str], *, after: int = 0, position: int = 0, omit_pieces: bool = False
 ) -> AsyncGenerator[bytes]:
     """Yield a v1 stream of a run as server-sent events, from `metadata` to `end`.
 
@@ -384,10 +384,10 @@ async def encoded_parts(
         modes: the stream modes that the client chose.
         after: the id of the newest event that the client has; events up to it are skipped.
         position: the index of the first event to send. For a resumed run, earlier calls have sent earlier events.
-        whole: True if another process has served the client before. Pieces of messages are then omitted, because
-            they would be sent twice; the values at the end contain the messages.
+        omit_pieces: True to omit pieces of messages, because another process has served the client before. Pieces
+            would be sent twice. The values at the end contain the messages.
     """
-    parts = RunParts(frozenset(mode for mode in modes if not whole or mode not in (TUPLES, MESSAGES)))
+    parts = RunParts(frozenset(mode for mode in modes if not omit_pieces or mode not in (TUPLES, MESSAGES)))
     run = events.run
     if not after:
         yield json_event({"run_id": run.run_id, "thread_id": run.session_id, "attempt": 1}, "metadata")

@@ -368,5 +368,5 @@ async def _join(
     elsewhere = after > 0 and not events.has_sent(after)
     events.number_after(after)
     chosen = [mode for mode in modes or () if mode not in ("", "run_modes")]
-    parts = encoded_parts(events, chosen or events.modes, after=after, whole=elsewhere)
+    parts = encoded_parts(events, chosen or events.modes, after=after, omit_pieces=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))
