@@ -114,7 +114,7 @@ class ModelLearner:
         asked = [SystemMessage(_INSTRUCTIONS), HumanMessage(_request(record))]
         async with asyncio.timeout(_MODEL_SECONDS):
             answer = await self._model.ainvoke(asked, {"run_name": "threadkeep-learning", "tags": ["threadkeep"]})
-        # Parse in a thread, because a model may answer with thousands of facts.
+        # Parse in an OS thread, because a model may answer with thousands of facts.
         found = await asyncio.to_thread(lambda: [_proposed(value, record) for value in _listed(text_of(answer))])
         return [one for one in found if one is not None]
 

@@ -236,7 +236,7 @@ class RangeReader:
             page = await self._transcripts.newest(session_id, limit=_PAGE_ROWS, before=end + 1)
             rows += [row for row in page.messages if _seq(row) > position]
             lines += [quoted_message(row) for row in rows[len(lines) :]]
-            # Count in a thread, because counting long messages takes time.
+            # Count in an OS thread, because counting long messages takes time.
             sizes += await asyncio.to_thread(self._sizes, rows[len(sizes) :], lines[len(sizes) :], limit)
             position = end
         if not rows:

@@ -34,7 +34,7 @@ _PAGE = 200
 _AT_ONCE = 4_000
 """The number of characters that are indexed (in a few milliseconds) before other tasks run.
 
-Each message counts as `_AT_LEAST` characters more. A longer text is analysed in a thread.
+Each message counts as `_AT_LEAST` characters more. A longer text is analysed in an OS thread.
 """
 _AT_LEAST = 160
 _MOST_DOUBLINGS = 10
@@ -298,7 +298,7 @@ class ConversationIndex:
         return self.texts.get(session_id, IndexedTexts()).copy()
 
     async def _analysis_of(self, text: str) -> Analysis | None:
-        """Analyse a long text in a thread; return None for a short text."""
+        """Return the analysis of a long text, made in an OS thread. Return None for a short text."""
         self._unpaused += _AT_LEAST + len(text)
         if len(text) > _AT_ONCE:
             return await asyncio.to_thread(analysis_of, text)

@@ -147,7 +147,7 @@ class OlderTurns:
         found = await self._read([entry.id for entry in chosen], index)
         long = [number for number, turn in enumerate(found) if (turn.message.tokens or 0) > _LONG_TOKENS]
         if long:
-            # This runs in a thread, because a text may have tens of thousands of characters.
+            # This runs in an OS thread, because a text may have tens of thousands of characters.
             parts = await asyncio.to_thread(_parts_of, [found[number].message for number in long], terms)
             for number, part in zip(long, parts, strict=True):
                 found[number] = replace(found[number], part=part)

@@ -81,7 +81,7 @@ class StoredIndexes:
             with contextlib.suppress(SessionDamaged):
                 if len(of_archived) + most >= _LEAST_JOINED and most == min(messages_of(info), MOST_TURNS):
                     index = await self._current(info, of_archived)
-                    # This runs in a thread, because it takes tenths of a second for a long session.
+                    # This runs in an OS thread, because it takes tenths of a second for a long session.
                     await asyncio.to_thread(joined.extend if joined.read else joined.take_over, index)
                 else:
                     await joined.catch_up(info, self._transcripts, of_archived, most)

@@ -54,7 +54,7 @@ _MOST_RANKED = 10_000
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
 """The maximum number of owners whose facts are indexed in this process, and of the entries of all indexes."""
 _COMPUTED_AT_ONCE = 2_000
-"""With more facts, reading or ranking runs in a thread: a new fact takes about 100 microseconds of CPU."""
+"""With more facts, reading or ranking runs in an OS thread: a new fact takes about 100 microseconds of CPU."""
 
 
 class Knowledge(ClockedTables, sql=OWNER_SQL):

@@ -1,4 +1,4 @@
-"""A memory with blocking methods, which runs on an event loop in a thread of its own."""
+"""A memory with blocking methods, which runs on an event loop in an OS thread of its own."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class SyncMemory(Wrapper[Memory]):
 
     @classmethod
     def companion_of(cls, memory: history.Memory) -> Self:
-        """Open the database of a memory again, in a thread, until the given memory is closed.
+        """Open the database of a memory again, in an OS thread, until the given memory is closed.
 
         From then on, the returned memory does the search indexing and the retention instead of the given memory.
 

@@ -214,7 +214,7 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         async with self._driver.reading() as connection:
             found = await connection.fetch_each([(self._sql["texts"], session.step) for session in sessions])
         steps = _in_budget(sessions, found)
-        # This runs in a thread, because it takes tens of milliseconds.
+        # This runs in an OS thread, because it takes tens of milliseconds.
         is_postgres = self._driver.backend == "postgres"
         rows = await asyncio.to_thread(_indexed_rows, steps) if is_postgres else [""] * len(steps)
         left, sql = list(sessions[len(steps) :]), None

@@ -77,7 +77,7 @@ class Analysis(NamedTuple):
 
 
 def analysis_of(text: str) -> Analysis:
-    """Return the analysis of a text. This is the slow part of `RecallIndex.add`, so a caller may do it in a thread."""
+    """Analyse a text. This is the slow part of `RecallIndex.add`, so a caller may do it in an OS thread."""
     words = words_of(text[:_READ_CHARACTERS])
     return Analysis(words, _counted(terms_of(words)[:_MOST_TERMS]), signs_of(text, words))
 

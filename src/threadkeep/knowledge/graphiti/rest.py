@@ -157,7 +157,7 @@ class RestClient:
         content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         headers = {} if content is None else {"Content-Type": "application/json"}
         if self._http is None:
-            # Read the trusted certificates in a thread, and only once. Plain HTTP needs none.
+            # Read the trusted certificates in an OS thread, and only once. Plain HTTP needs none.
             is_plain = not self._endpoint.startswith("https:")
             verify = False if is_plain else await asyncio.to_thread(httpx2.create_ssl_context)
             self._http = self._http or self._open(verify)

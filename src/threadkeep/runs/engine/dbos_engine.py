@@ -165,7 +165,7 @@ class DbosEngine(Engine):
         return queue
 
     def _launch_here(self, lease: Lease) -> RunQueue:
-        # The import takes about 2 s of CPU. It runs in a thread, so the event loop stays responsive.
+        # The import takes about 2 s of CPU. It runs in an OS thread, so the event loop stays responsive.
         from threadkeep.runs.engine.dbos_process import RunQueue
 
         queue = RunQueue(self._address, lease, self._options, self._execute_here, self._threadsafe(self._troubled))

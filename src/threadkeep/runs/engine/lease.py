@@ -203,7 +203,7 @@ class Lease:
             # On SQLite this also removes the files of dead processes.
             await asyncio.to_thread(self._presence.dead, set())
         if isinstance(heartbeats := self._presence, Heartbeats):
-            # Renew in a thread, so that a blocked event loop does not lose the lease.
+            # Renew in an OS thread, so that a blocked event loop does not lose the lease.
             self._renewing = Thread(target=self._renew, args=[heartbeats], name="threadkeep-lease", daemon=True)
             self._renewing.start()
 
@@ -217,7 +217,7 @@ class Lease:
             return False
         with self._pool.connect() as connection:
             if not self._is_made:
-                # Omit this query once the table exists, because a worker without a launched dbos repeats it every 2 s.
+                # Once the table exists, skip this query: a worker that has not launched dbos calls this every 2 s.
                 made = (
                     "SELECT name FROM sqlite_master WHERE name = :table" if self._path else "SELECT to_regclass(:table)"
                 )

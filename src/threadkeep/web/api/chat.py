@@ -138,7 +138,7 @@ async def serve_chatkit(
     if find_spec("chatkit") is None:
         sentence = "ChatKit's server is not installed; install it with: pip install 'threadkeep[chatkit]'"
         raise ProblemRaised(make_problem(404, "chatkit-missing", sentence))
-    # Import in a thread, because this takes seconds of CPU and would block the event loop.
+    # Import in an OS thread, because this takes seconds of CPU and would block the event loop.
     chatkit_server = await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
     context = chatkit_server.ChatKitRequest(user_id, caller.repeat_id(user_id, idempotency_key))
     response: Response = await chatkit_server.serve(app, await request.body(), context)

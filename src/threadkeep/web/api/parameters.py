@@ -59,7 +59,7 @@ _MOST_CALLS = 2**31 - 1
 
 async def app_of(
     request: Request,
-) -> App:  # async, because FastAPI would run a sync function in a thread, and requests could overtake each other
+) -> App:  # async, because FastAPI would run a sync function in an OS thread, and requests could overtake each other
     """Return the `App` that the service was created for."""
     return cast("App", request.app.state.app)
 
