@@ -42,7 +42,7 @@
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
         └── StoreClosed                   the memory or the run service is closing, or its `async with` ended
 
-No error contains the text of a message, because errors are logged and people's words must not be. There is one warning,
+No error contains the text of a message, because errors are logged, and messages must not be. There is one warning,
 `MiddlewareWarning`. `is_transient` says whether a failed call may succeed later.
 """
 

@@ -197,7 +197,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft with the messages to choose from. The first `window` cached messages are sent in any case."""
+        """Return a draft: messages to choose from, and the first `window` cached messages, all of which are sent."""
         shown = self._summaries_for(call)
         repaired = repair(plain(dialogue, call.provider))
         steps = {id_of(message) for message in dialogue if id(message) in self._steps}

@@ -237,7 +237,7 @@ def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
 
 
 def _excluded_seqs(recollection: Recollection, reason: ExclusionReason) -> set[int]:
-    """Return the numbers (`seq`) of the messages before the question that were excluded for this reason."""
+    """Return the `seq` values of messages that precede the question and were excluded for this reason."""
     gaps = (gap for gap in recollection.excluded if gap.reason == reason)
     end = recollection.end
     return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
@@ -262,7 +262,7 @@ def _left_out(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], row
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
-    """Yield the excluded ranges before the question, whose `seq` is `end`. Skip single messages (`_SINGLE`)."""
+    """Yield the excluded ranges before the question (`end` is its `seq`). Skip ranges whose reason is in `_SINGLE`."""
     for gap in gaps:
         if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else Exclusion(gap.first_seq, min(gap.last_seq, end - 1), gap.reason)

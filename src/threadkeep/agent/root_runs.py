@@ -220,9 +220,9 @@ class RootRun:
         return not self._repeated_nodes.isdisjoint(attempts)
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Claim a number, from 1, for the answer of `call` among the answers of `author`, and return it.
+        """Claim a number for the answer of `call`, and return it. The answers of each author are numbered from 1.
 
-        In a branch of `Send`, numbers begin at the branch's index plus 1, so a resumed branch gets its number again.
+        In a branch of `Send`, the lowest number is the branch's index plus 1. A resumed branch gets its number again.
         """
         claims = self._claims.setdefault(author, {})
         if call not in claims:
@@ -242,7 +242,7 @@ class RootRun:
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Claim a number that is higher than the numbers of the author's answers in `messages`, and return it.
+        """Claim an answer number above the numbers of the author's answers in `messages`, and return it.
 
         If a root run is resumed in another process, the state has the author's answers from the first process.
         """

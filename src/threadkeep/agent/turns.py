@@ -241,7 +241,7 @@ class OpenTurn(TurnContext):
         self.question_as_stored = False
         await self._read_stored()
         if self._known_question_id is None and await in_time(self.session, self.session.count()) == 0:
-            # The question was deleted with its session. While its id is set, the answer is not stored either.
+            # The question was deleted with its session. Set the question's id, so that the answer is not stored either.
             self._known_question_id = self.question_id
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
@@ -321,7 +321,7 @@ class OpenTurn(TurnContext):
         return None
 
     async def _store_answer(self, answer: Message, *, told: bool, completes: str | None = None) -> AIMessage | None:
-        """Store the answer, if possible with the call's record and anchor. Return another answer if stored first."""
+        """Store the answer, if possible with the call's record and anchor. If another was stored first, return it."""
         question_id, joined = self._known_question_id, None
         try:
             if completes is None:
@@ -333,7 +333,7 @@ class OpenTurn(TurnContext):
             else:
                 receipt = await self._record([answer], answers=question_id, told=told, completes=completes)
         except QuestionGone:
-            # Drop the answer, because its session was deleted in the meantime.
+            # Drop the answer, because its question was deleted in the meantime.
             self._forgotten = True
             self._open = self._new_begin = None
             self.steps.forget()

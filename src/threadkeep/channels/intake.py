@@ -344,7 +344,7 @@ class Intake:
         self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True
     ) -> bool:
         """Add an outbox entry for an answer: `content`, or a run's text. Return False if the entry exists already."""
-        # Without a long connection, WeCom itself fetches an AI bot's answer, so send it only after `STREAM_TIME`.
+        # If an AI bot has no long connection, WeCom itself fetches the answer for `STREAM_TIME`. Send it only later.
         channel = bot.channel
         is_fetched = isinstance(channel, WeComAIBotChannel) and not channel.options.connection
         after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()

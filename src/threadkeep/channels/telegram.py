@@ -83,11 +83,7 @@ class TelegramOptions:
     group_messages: Literal["addressed", "all"] = "addressed"
 
     def __post_init__(self) -> None:
-        """Reject options that Telegram would reject.
-
-        Raises:
-            InvalidInput: an option is invalid. The error names the option, but never a secret.
-        """
+        """Raise `InvalidInput` if an option is invalid. The error names the option, but never a secret."""
         check_name(self.name)
         if not _TOKEN.fullmatch(self.token):
             raise InvalidInput("A Telegram token consists of digits, a colon and a key; copy it from @BotFather.")

@@ -96,7 +96,7 @@ async def check_server(
         bool, typer.Option("--smoke", help="Also write a test message, wait for it, and delete it.")
     ] = False,
 ) -> None:
-    """Test the Graphiti server without sending people's words."""
+    """Test the Graphiti server without sending text that people wrote."""
     with terminal.waiting("Asking the server"):
         checks: list[Check] = await _with_graphiti(lambda graphiti: graphiti.test(smoke=smoke))
     is_ok = all(one.ok for one in checks)

@@ -1,4 +1,7 @@
-"""Manifests: records of model calls without texts: which messages were sent, their tokens, and why others were not."""
+"""Manifests: records of the messages in model calls.
+
+A manifest says which messages were sent, how many tokens they had, and why others were not sent. It has no texts.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ class FactsLeftOut:
     """Stored facts of a scope that were not sent in a model call, and the reason.
 
     `no_room`: they did not fit. `same_key`: a fact of a more specific scope, or a newer one, has the same key.
-    `over_limit`: the scope has too many facts, so only relevant facts were searched for. Other facts are not counted.
+    `over_limit`: the scope has too many facts, so only relevant facts were searched for. Here, `count` is 0.
     """
 
     scope: ScopeKind

@@ -61,11 +61,7 @@ class ContextPlan:
     fold_repeats: bool = False
 
     def __post_init__(self) -> None:
-        """Reject an inconsistent plan.
-
-        Raises:
-            InvalidInput: a field is not valid; the error names it and its valid values.
-        """
+        """Raise `InvalidInput` if a field is not valid. The error names the field and its valid values."""
         object.__setattr__(self, "shares", MappingProxyType({**_SHARES, **self.shares}))
         if sorted(self.order) != sorted(_ORDER) or self.order[0] != "system":
             raise InvalidInput(f"order must name each of these sections once, system first: {', '.join(_ORDER)}.")

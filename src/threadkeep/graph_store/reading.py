@@ -100,7 +100,7 @@ class ConversationReader:
         self.known.forget(session_id)
 
     def described(self, session_id: str, metadata: Value) -> Conversation:
-        """Return the conversation that metadata describe, or list it in `damages` and raise `SessionDamaged`."""
+        """Return the conversation of `metadata`. Add damaged metadata to `damages`, and raise `SessionDamaged`."""
         with self.damages.noting(session_id, METADATA):
             return conversation_of(session_id, metadata)
 

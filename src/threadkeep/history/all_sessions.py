@@ -145,7 +145,8 @@ class AllSessions:
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
         """Return up to `limit` messages that contain all words of a query.
 
-        Results from the sessions and from each layout alternate, because scores of different stores are not comparable.
+        Results from the sessions and from each layout of agents' conversations alternate, because scores of different
+        stores are not comparable.
         """
         own = await self._memory.search_result(query, user_id=user_id, limit=limit)
         found, damaged = [own.hits], [*own.damaged]

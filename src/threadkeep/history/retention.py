@@ -141,11 +141,7 @@ class RetentionOptions:
     interval_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
-        """Reject an interval that is not a positive, finite number.
-
-        Raises:
-            InvalidInput: the interval is not valid.
-        """
+        """Raise `InvalidInput` unless the interval is a positive, finite number."""
         if not 0 < self.interval_seconds < float("inf"):
             raise InvalidInput("interval_seconds must be a number of seconds above 0.")
 

@@ -116,7 +116,7 @@ class Message:
             raise InvalidMessage(f"A message is made from a mapping of its fields, not from {type(values).__name__}.")
         known = {f.name for f in fields(cls)}
         if set(values) - known:
-            # Do not name the unknown fields, because the names may be people's words.
+            # Do not name the unknown fields in the error: their names may come from a person's text.
             raise InvalidMessage(f"A message has only the fields {', '.join(sorted(known))}.")
         if missing := {"role", "content"} - set(values):
             raise InvalidMessage(f"A message needs the field {min(missing)!r}.")

@@ -221,7 +221,7 @@ TRACE_CUT: Final = "trace_cut"
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of a run that is not stored yet and has no number. `data` may contain people's words.
+    """An event of a run that is not stored yet and has no number. `data` may contain text that people wrote.
 
     An event without a time gets the time at which it is stored.
     """

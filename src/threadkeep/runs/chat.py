@@ -66,11 +66,7 @@ class RegenerationRequest:
     double_texting: DoubleTexting | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a request that names both a run and a message.
-
-        Raises:
-            InvalidInput: both a run and a message are named.
-        """
+        """Raise `InvalidInput` if the request names both a run and a message."""
         if self.run_id is not None and self.message_id is not None:
             raise InvalidInput("Name the run or the message, not both.")
 

@@ -64,7 +64,7 @@ def set_aside(folder: Path, line: bytes) -> str:
 
 
 def damaged_files(folder: Path) -> list[Path]:
-    """Return the files in a folder to which unreadable lines of spool files were moved."""
+    """Return the files that store the unreadable lines of a folder's spool files."""
     return sorted(path for path in folder.glob(f"{_PREFIX}*{_LINE_SUFFIX}") if path.is_file())
 
 

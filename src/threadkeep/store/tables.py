@@ -164,7 +164,7 @@ class TableTranscripts:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(sql, parameters)
             if not rows:
-                # There are no messages since the reset, so read the other fields from the session's row.
+                # Rows of messages have the session's `Marks`. Without messages, read the marks from the session's row.
                 found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
                 info = session_of(found[0]) if found else None
                 borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()

@@ -168,7 +168,7 @@ class TurnPlan:
 
     answering: nodes whose message is the answer. Each runs once, and no later or parallel node adds a message.
     records_question: True to add a first node that stores the question.
-    records_answer: True to add a last node that stores the answer, because the run can end with another message.
+    records_answer: True to add a last node that stores the answer, because a node outside `answering` may write it.
     meetings: maps each node that waits for parallel branches to the nodes for which it waits.
     """
 

@@ -158,6 +158,6 @@ def answer_signals(signs: Signs) -> Sequence[float]:
 
 
 def priors_of(signals: Sequence[float], answers: Sequence[float]) -> Priors:
-    """Return a turn's score for each kind of answer in `KINDS`, from `prior_signals` and `answer_signals`."""
+    """Return a turn's score for each kind of answer in `KINDS`, from its `prior_signals` and its `answer_signals`."""
     base = math.sumprod(PRIOR.values(), signals)
     return (*(base + weight * answer for weight, answer in zip(ANSWER.values(), answers, strict=True)), base)

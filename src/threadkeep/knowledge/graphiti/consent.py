@@ -133,7 +133,7 @@ def _workspace(name: str | None) -> str:
 
 
 def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text") -> GraphitiClosure | None:
-    """Return why a kind of data may not be sent, or None if it may; `rows` come from `Consents.statements`."""
+    """Return why data of this class may not go to Graphiti, or None if it may. `rows`: see `Consents.statements`."""
     if not rows:
         return "off"
     granted, trusted = rows

@@ -228,7 +228,9 @@ class Deliveries(ClockedTables, sql=("graph_deliveries.sql", "postgres/knowledge
         return [_delivery(row) for row in rows]
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue a given-up (dead) message again, or all that were not dropped or deleted. Return the count.
+        """Queue a given-up (dead) message again. Return how many messages were queued.
+
+        Without a `number`, queue all given-up messages except dropped and deleted ones.
 
         Raises:
             KnowledgeNotFound: no dead message has this number.

@@ -199,7 +199,9 @@ class Graphiti:
         return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
-        """Queue a given-up (dead) message again, or all that were not dropped or deleted. Return the count.
+        """Queue a given-up (dead) message again. Return how many messages were queued.
+
+        Without a `number`, queue all given-up messages except dropped and deleted ones.
 
         Raises:
             GraphitiClosed: Graphiti is off, or there is no consent.

@@ -177,7 +177,7 @@ class ThreadEvents:
 
 
 def thread_events_of(service: FastAPI) -> ThreadEvents:
-    """Return a service's registry of collected runs, which provides the event streams of threads."""
+    """Return the `ThreadEvents` of a service, which builds the event streams of threads."""
     if not hasattr(service.state, "thread_events"):
         service.state.thread_events = ThreadEvents(service.state.app)
     return cast("ThreadEvents", service.state.thread_events)

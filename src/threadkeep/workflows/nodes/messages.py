@@ -159,7 +159,7 @@ class AppendMessageNode(Node, ConversationFields):
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         if self.deliver:
-            # Store the message first; otherwise, after a crash, the agent might not know a sent message.
+            # The message is stored already, so the agent knows every sent message, even after a crash.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
             is_known = await outbox.recipient(session.session_id) is not None
