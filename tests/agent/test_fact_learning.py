@@ -343,6 +343,34 @@ async def test_a_rejected_proposal_is_not_made_again(memory: Memory) -> None:
     assert [one.status for one in await proposals(memory)] == ["rejected"]
 
 
+class _Reading:
+    """A learner that finds the fact `city` in every message, and sorts the facts by value."""
+
+    kind: LearnerKind = "model"
+    name = "reading"
+
+    async def learn(self, record: Record) -> list[Proposed]:
+        """Propose the text of each message."""
+        scope = record.scopes["user"]
+        texts = sorted((message.content, seq) for seq, message in record.learnable.items())
+        return [Proposed(scope, "city", text, seq) for text, seq in texts]
+
+
+@pytest.mark.parametrize("accept_from", [0.5, None])
+async def test_a_value_that_is_stated_again_after_another_one_is_the_newest(
+    memory: Memory, accept_from: float | None
+) -> None:
+    """The messages are read at once, as after an outage of the model. A mere repetition is proposed once."""
+    said = ["Lisbon", "Porto", "Lisbon", "Lisbon"]
+    await memory.session("room:1", user_id="ada").append([Message(role="user", content=text) for text in said])
+    await memory.learning.learn(LearningRequest("room:1", _Reading(), {"user": ADA}, accept_from))
+    assert [(one.value, one.evidence.seq) for one in await proposals(memory)] == [
+        ("Lisbon", 1), ("Porto", 2), ("Lisbon", 3)
+    ]  # fmt: skip
+    facts = [(one.value, [each.seq for each in one.evidence]) for one in await memory.knowledge.facts(ADA)]
+    assert facts == ([] if accept_from is None else [("Lisbon", [3])])
+
+
 async def test_undoing_brings_back_the_value_before(memory: Memory) -> None:
     await memory.knowledge.remember(ADA, "home_city", "Oslo")
     learning = FactLearning(memory, model=answering([found(1, "home_city", "Lisbon")]), accept_from=0.5)

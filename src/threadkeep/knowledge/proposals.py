@@ -94,7 +94,7 @@ class Proposals(ClockedTables, sql=(*OWNER_SQL, "learning.sql")):
                 return None
             if not await connection.fetch(self._sql["note_read"], vars(reading)):
                 return None
-            for one in proposed:
+            for one in sorted(proposed, key=lambda one: one.seq):  # a later message may state an earlier value again
                 fact = NewFact(one.key, one.value, one.kind, one.confidence)
                 owner = await known_owner(connection, self._sql, one.scope, now)
                 row = {

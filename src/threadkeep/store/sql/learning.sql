@@ -30,7 +30,8 @@ WHERE chat_fact_learning.upto_seq = :before_seq
 RETURNING upto_seq
 
 -- name: add_proposal
--- Add a proposal only while its message is active, unless an equal one is open, rejected, undone or of the same message.
+-- Add a proposal only while its message is active, unless an equal one is rejected, undone, of the same message, or open
+-- and the newest one of its key: a value that is stated again after another one is proposed again.
 INSERT INTO chat_fact_proposals (
     proposal_id, scope, owner, session_id, person_id, seq, run_id, key, value, kind, promoted, confidence, learner, status,
     created_at, updated_at
@@ -43,8 +44,18 @@ SELECT
 WHERE NOT EXISTS (
     SELECT 1 FROM chat_fact_proposals o
     WHERE o.scope = :scope AND o.owner = :owner AND o.key = :key AND o.value = :value
-        AND (o.status IN ('open', 'rejected', 'undone') AND o.promoted IS NULL OR o.session_id = :session_id AND o.seq = :seq)
+        AND (o.status IN ('rejected', 'undone') AND o.promoted IS NULL OR o.session_id = :session_id AND o.seq = :seq)
 )
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_fact_proposals o
+        WHERE o.scope = :scope AND o.owner = :owner AND o.key = :key AND o.value = :value
+            AND o.status = 'open' AND o.promoted IS NULL
+            AND NOT EXISTS (
+                SELECT 1 FROM chat_fact_proposals n
+                WHERE n.scope = o.scope AND n.owner = o.owner AND n.key = o.key AND n.value <> o.value
+                    AND n.status IN ('open', 'accepted') AND n.proposal_id > o.proposal_id
+            )
+    )
     AND EXISTS (
         SELECT 1 FROM chat_messages m
         WHERE m.session_id = :session_id AND m.seq = :seq AND m.superseded_at IS NULL
