@@ -168,7 +168,7 @@ class TurnHooks:
                 # The question is answered, so forget it. If the run still fails, its retry must not get this answer.
                 run.asked.pop(part.root.session_id, None)
         finally:
-            # A nested agent releases the session now. Others wait for the run's end: middleware may still call a model.
+            # A nested agent releases the session now. Other agents do so at the run's end: middleware may call a model.
             if part.key[1] or root_callbacks.call is None:
                 part.root.release_session()
         if first_stored is None or first_stored.id == answer.id:

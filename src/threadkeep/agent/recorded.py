@@ -244,7 +244,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
 
 async def _events_without_history(events: AsyncIterator[Any], turns: Sequence[GraphTurn]) -> AsyncIterator[Any]:
-    """Yield the events of a run, without the inserted earlier turns in its output."""
+    """Yield the events of a graph. Remove the inserted earlier turns from the graph's output."""
     async with aclosing(cast("AsyncGenerator[Any]", events)) as parts:
         async for event in parts:
             data = event["data"]

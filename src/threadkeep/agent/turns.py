@@ -108,7 +108,7 @@ class OpenTurn(TurnContext):
         if waiting:
             self._repeated = True
             if question[:-1]:
-                # The newest message of the question is stored or pending, but the others may not be. Store them too.
+                # The newest message of the question is stored or pending. Store the question's other messages too.
                 await self._memory.finish(self._record, question[:-1])
         else:
             if EDITS in self.question[-1].response_metadata:

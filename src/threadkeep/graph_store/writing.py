@@ -33,7 +33,7 @@ _MOST_CHUNKS = 10_000
 
 @dataclass(frozen=True)
 class Beginning:
-    """The oldest messages of a conversation, to delete only if its last write was before `idle_before`, if set."""
+    """The oldest messages of a conversation, to be deleted. With `idle_before`, the last write must be earlier."""
 
     after_seq: int
     upto_seq: int

@@ -356,6 +356,6 @@ async def _messages(transcripts: Transcripts, session_id: str, first: int, last:
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)
         for message in page.messages:
-            # If messages of the range were taken back or replaced, `newest` fills the page with older ones: skip them.
+            # If messages of the range were superseded, `newest` fills the page with older messages. Skip these.
             if (message.seq or 0) >= start:
                 yield message

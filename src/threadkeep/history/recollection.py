@@ -163,7 +163,7 @@ class WindowReader:
     async def _whole(
         self, known: SessionRows | None, begin: int, before: int, limits: Limits
     ) -> tuple[tuple[Message, ...], Sequence[tuple[int, int]], SessionRows] | None:
-        """Return the messages from `begin` to `before` and the superseded ranges; None if not all are cached or fit."""
+        """Return messages and superseded ranges from `begin` to `before`; None unless all are cached and fit."""
         if known is None or limits.nothing or limits.counter is None or known.first_seq > begin:
             return None
         if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):
