@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -323,6 +324,81 @@ async def test_a_page_that_gets_the_focus_shows_what_changed_meanwhile(tmp_path:
         await page.evaluate("dispatchEvent(new Event('focus'))")
         await page.locator(".message .text").filter(has_text="Four.").wait_for()
         assert await page.locator(".composer textarea").input_value() == "And five?"
+        await client.delete("/api/v1/sessions/s")
+        await page.evaluate("dispatchEvent(new Event('focus'))")
+        await page.locator("[role=status]").filter(has_text="This session was deleted").wait_for()
+        assert await page.locator(".composer textarea").input_value() == "And five?"
+
+
+async def test_a_page_that_gets_the_focus_keeps_its_position(tmp_path: Path) -> None:
+    """Without a new message it does not scroll. A response that breaks off does not end its refreshes."""
+    async with (
+        opened_app(ScriptedModel(["words " * 900, "Four."]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url), viewport={"width": 800, "height": 600}) as page,
+    ):
+        await said(client, "s", "One.")
+        await page.goto("/console/sessions/s")
+        await page.evaluate("scrollTo(0, document.body.scrollHeight - innerHeight - 150)")
+        position = await page.evaluate("[scrollY, document.title = 'old'][0]")
+        await page.evaluate("dispatchEvent(new Event('focus'))")
+        await page.wait_for_function("() => document.title !== 'old'", polling=50)
+        assert await page.evaluate("scrollY") == position
+        await page.evaluate(
+            "() => { const { text } = Response.prototype; Response.prototype.text = async () => {"
+            " Response.prototype.text = text; throw new TypeError('broken'); }; }"
+        )
+        await page.evaluate("dispatchEvent(new Event('focus'))")
+        await page.locator("[role=status]").filter(has_text="does not answer").wait_for()
+        await said(client, "s", "Three.")
+        await page.evaluate("dispatchEvent(new Event('focus'))")
+        await page.locator(".message .text").filter(has_text="Four.").wait_for()
+
+
+async def test_a_late_refresh_does_not_hide_a_sent_message(tmp_path: Path) -> None:
+    """A refresh that began before the message was sent ends later. One that shows the message first is no failure."""
+    late = asyncio.Event()
+    first = True
+
+    async def hold(route: Any) -> None:
+        nonlocal first
+        if is_held := first:
+            first = False
+        response = await route.fetch()
+        if is_held:
+            await late.wait()
+        await route.fulfill(response=response)
+
+    async with (
+        opened_app(ScriptedModel(["Two.", "Four.", "Six."]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await said(client, "s", "One.")
+        await page.goto("/console/sessions/s")
+        await page.route("**/console/sessions/s", hold)
+        async with page.expect_request("**/console/sessions/s"):
+            await page.evaluate("dispatchEvent(new Event('focus'))")
+        await page.fill(".composer textarea", "Three.")
+        await page.keyboard.press("Control+Enter")
+        await page.locator(".message:not(.live) .text").filter(has_text="Four.").wait_for()
+        async with page.expect_response("**/console/sessions/s"):
+            late.set()
+        await page.wait_for_load_state("networkidle")
+        assert await page.locator(".message .text").filter(has_text="Three.").count() == 1
+        await page.unroute("**/console/sessions/s")
+        await page.evaluate(
+            "() => { const own = fetch; window.fetch = async (...given) => { const response = await own(...given);"
+            " if (given[1].method) await new Promise((release) => (window.release = release)); return response; }; }"
+        )
+        await page.fill(".composer textarea", "Five.")
+        await page.keyboard.press("Control+Enter")
+        await page.wait_for_function("() => window.release", polling=50)
+        await page.evaluate("dispatchEvent(new Event('focus'))")
+        await page.locator(".message:not(.live) .text").filter(has_text="Six.").wait_for()
+        await page.evaluate("() => window.release()")
+        await page.wait_for_function("() => document.querySelector('.composer textarea').value === ''", polling=50)
+        assert "tries again" not in await page.locator("[role=status]").inner_text()
 
 
 async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:

@@ -83,11 +83,7 @@ async def show_run(
 
 @router.get("/{run_id}/events")
 async def stream_events(
-    request: Request,
-    run_id: RunId,
-    app: AppInUse,
-    user: SeenAs = None,
-    last_event_id: LastEventId = None,
+    request: Request, run_id: RunId, app: AppInUse, user: SeenAs = None, last_event_id: LastEventId = None
 ) -> Response:
     """Stream the events of a run, for the console's script."""
     return await get_events(run_id, app, request, user, last_event_id)

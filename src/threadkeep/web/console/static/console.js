@@ -71,24 +71,38 @@ function tell(text) {
   document.querySelector("[role=status]").textContent = text;
 }
 
-// Show a newer version of the page, and stay at its end if the reader is there.
-function show(newer, toEnd = atEnd()) {
+let shownAt = 0;
+
+// Show a newer version of the page. If it has become longer, and the reader is at its end, stay there.
+function show(newer, toEnd = false) {
+  const stay = atEnd();
+  const height = document.body.scrollHeight;
   document.title = newer.title;
   update(document.body, newer.body);
   begin();
-  if (toEnd) document.getElementById("end")?.scrollIntoView({ block: "end" });
+  shownAt = performance.now();
+  const grew = document.body.scrollHeight > height;
+  if (toEnd || (stay && grew)) document.getElementById("end")?.scrollIntoView({ block: "end" });
 }
 
-// Get the newest version of the page, and show it. While the service does not answer, say so and try again.
-async function refresh() {
+// Get the newest version of the page, and show it. While the service does not answer, say so and try again. With
+// `keepsText`, an error page does not replace a page on which the reader has written something.
+async function refresh(keepsText = false) {
   for (;;) {
+    const askedAt = performance.now();
     const response = await request(location.href).catch(() => null);
     if (response && isSignIn(response)) return tell(SIGNED_OUT);
-    if (response && response.status < 500 && response.status !== 429) {
-      const newer = await parsed(response);
-      // Keep the old page: a form that was filled in for one user must not be sent for another.
-      return newer.body.dataset.user === document.body.dataset.user ? show(newer) : tell(OTHER_USER);
+    const isAnswer = response && response.status < 500 && response.status !== 429;
+    const newer = isAnswer && (await parsed(response).catch(() => null));
+    // Do not replace a page that was requested later, as after a form was sent; request it again.
+    if (newer && askedAt < shownAt) continue;
+    // Keep the old page: a form that was filled in for one user must not be sent for another.
+    if (newer && newer.body.dataset.user !== document.body.dataset.user) return tell(OTHER_USER);
+    const texts = keepsText && newer && !response.ok ? [...document.querySelectorAll("textarea")] : [];
+    if (texts.some((one) => one.value !== one.defaultValue)) {
+      return tell(newer.querySelector(".cure")?.textContent.trim() || AWAY);
     }
+    if (newer) return show(newer);
     tell(AWAY);
     await pause(RETRY_MILLISECONDS);
   }
@@ -172,6 +186,7 @@ async function waitForMessage(before) {
 // Send a form, and show the page that the service returns. If it was not accepted, say why next to the form.
 async function send(form, isRepeat = false) {
   const body = new URLSearchParams(new FormData(form));
+  const before = newest();
   const response = await request(form.action, { method: "POST", body }).catch(() => null);
   if (!response) return fail(form, UNSENT);
   if (isSignIn(response)) return fail(form, SIGNED_OUT);
@@ -191,7 +206,6 @@ async function send(form, isRepeat = false) {
     location.assign(newer.getElementById("end") ? `${response.url}#end` : response.url);
     return;
   }
-  const before = newest();
   // Keep what was written since: it is the next message, with an id of its own.
   if (new FormData(form).get("message") === body.get("message")) form.reset();
   else if (form.elements.form_id) form.elements.form_id.value = newer.querySelector("[name=form_id]").value;
@@ -287,6 +301,6 @@ let returning = false;
 addEventListener("focus", async () => {
   if (returning || !document.querySelector(".chat, .list, .tree, .table, .narrow[role=alert]")) return;
   returning = true;
-  await refresh();
+  await refresh(true);
   returning = false;
 });
