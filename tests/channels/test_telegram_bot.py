@@ -703,6 +703,58 @@ async def test_an_answer_to_a_damaged_run_does_not_stop_the_bot(
     assert sorted(call["chat_id"] for call in telegram.calls()) == [7, 7, 7, 8]
 
 
+_NEWER, _DAMAGED = "28b52ffd22429c00", "01ff"
+"""A compressed record of a newer version, and a damaged one."""
+
+
+@asynccontextmanager
+async def _unreadable_inputs(url: str, record: str) -> AsyncIterator[None]:
+    """Replace the inputs of all runs inside the block."""
+    for statement in (
+        "CREATE TABLE readable AS SELECT run_id, input FROM chat_runs",
+        f"UPDATE chat_runs SET input = X'{record}'",
+    ):
+        await asyncio.to_thread(execute, url, statement)
+    yield
+    restore = "UPDATE chat_runs SET input = (SELECT input FROM readable r WHERE r.run_id = chat_runs.run_id)"
+    await asyncio.to_thread(execute, url, f"{restore} WHERE run_id IN (SELECT run_id FROM readable)")
+
+
+@pytest.mark.parametrize(("record", "status"), [(_NEWER, 500), (_DAMAGED, 200)])
+async def test_a_repeat_does_not_replace_the_answer_of_an_unreadable_run(
+    tmp_path: Path, telegram: FakeTelegram, record: str, status: int
+) -> None:
+    url, gate = f"sqlite:///{tmp_path}/history.db", Gate()
+    async with opened_bot(url, tmp_path, telegram, ScriptedModel([[gate, "one"]])) as desk:
+        await desk.say("ok")
+        await gate.reached()
+        async with _unreadable_inputs(url, record):
+            assert await desk.send(update("ok")) == status
+        gate.open()
+        assert await desk.answered() == ["one"]
+
+
+async def test_an_answer_to_a_run_of_a_newer_version_is_left_to_its_processes(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Telegram sends it again. Another message whose process has died is answered."""
+    url = f"sqlite:///{tmp_path}/history.db"
+    other = {"from": {"id": 8, "is_bot": False, "first_name": "Ben"}, "chat": {"id": 8, "type": "private"}}
+    options = replace(SOON, take_again_seconds=0.01)
+    async with asking_bot(url, tmp_path, telegram, monkeypatch, options=options) as desk:
+        await desk.say("Order it.", 1)
+        assert await desk.answered() == ["Ship it?"]
+        async with _unreadable_inputs(url, _NEWER):
+            assert await desk.send(update("yes", 2)) == 500
+            left = Telegram().channel().read_update(update("Order one for me.", 3, **other))
+            assert isinstance(left, IncomingMessage)
+            key = ("one", left.session_id or "", left.message_id)
+            await desk.memory.channels.outbox.add(*key, address=left.reply_to, message=stored_message(left))
+            await until(lambda: telegram.texts() == ["Ship it?"] * 2)
+        await desk.say("yes", 2)
+        assert await desk.answered(3) == ["Ship it?", "Ship it?", "You said yes."]
+
+
 async def test_new_cancels_the_waiting_run(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.contract import Channel, ChannelClient, IncomingMessage
-from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.errors import InvalidInput, RecordTooNew, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ChannelTrouble
 from threadkeep.observe.events import ChannelWork
@@ -238,10 +238,12 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
     if await _newest_of_sender(runs, message, "waiting") is None:
         return None
     run = await _newest_of_sender(runs, message)
-    if run is None or run.status != "waiting" or not is_answered_by_text(run):
+    if run is None or run.status != "waiting" or run.trigger != "webhook":
         return None
-    if run.trigger != "webhook" or run.newest_message_id is None:
-        return None  # the question was not shown in this chat
+    if run.error == RecordTooNew.__name__:
+        return run  # this process cannot read its question, and `resume` raises the error
+    if not is_answered_by_text(run) or run.newest_message_id is None:
+        return None
     sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
     # A delivered outbox entry is deleted after some time. After a failed attempt, the question may have arrived anyway.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)

@@ -29,6 +29,7 @@ from threadkeep.channels.wecom_aibot import STREAM_TIME, AnswerStreams, WeComAIB
 from threadkeep.errors import (
     InvalidInput,
     KnowledgeNotFound,
+    RecordTooNew,
     RecordUnreadable,
     RunNotFound,
     SessionBusy,
@@ -109,7 +110,7 @@ class Intake:
         try:
             await self._take(bot, update, started, again)
         except ThreadkeepError as error:
-            if isinstance(error, StoreError) and not isinstance(error, _DAMAGES):
+            if isinstance(error, StoreError) and (isinstance(error, RecordTooNew) or not isinstance(error, _DAMAGES)):
                 raise
             self._notify_trouble(error, bot)
 
@@ -133,8 +134,8 @@ class Intake:
                 command = command_in(message, bot.texts)
                 if command is None or (command.action == "forget" and await self._is_requested(message)):
                     await self.take(bot, message, again=True)
-            except (ValueError, TypeError, LookupError) as error:
-                self._notify_trouble(error, bot)  # another version of Threadkeep stored the row; let the row expire
+            except (ValueError, TypeError, LookupError, RecordTooNew) as error:
+                self._notify_trouble(error, bot)  # another version of Threadkeep stored the row; leave the row to it
             self._taken_again.add(left.number)
 
     async def close(self) -> None:
@@ -261,9 +262,10 @@ class Intake:
         runs = await self._runs.service()
         try:
             await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
+        except RecordTooNew:
+            raise  # a process of the newer version can read it
         except (InvalidInput, RunNotFound, RecordUnreadable):
-            # The question was answered already, by another person or by a repeated message, or the run is damaged. So
-            # start a run instead.
+            # The question was answered already, or the run is damaged, so start a run instead.
             return await self._answer(bot, message, started) or added
         self.in_background(self._until_ready(bot, (message, run.run_id)))
         return added
@@ -304,7 +306,11 @@ class Intake:
             return False
         try:
             submitted = await self._submit(bot, request, mode="wait" if started is None else "later")
+        except RecordTooNew:
+            raise  # a process of the newer version can read it
         except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput, *_DAMAGES) as error:
+            if isinstance(error, RecordUnreadable) and await self._outbox.run_of(session_id, message.message_id):
+                raise  # the message was repeated, and its run supplies the answer
             busy = isinstance(error, SessionBusy)
             if not busy:
                 # Report these errors, because an operator must act: for example, the workflow is missing.
