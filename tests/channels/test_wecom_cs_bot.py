@@ -413,5 +413,43 @@ async def test_a_reply_is_sent_once_after_a_broken_connection(tmp_path: Path, we
     assert wecom.texts() == ["ok"]
 
 
+async def test_a_failure_that_is_reported_before_a_repeat_is_recorded(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The connection broke after WeCom had accepted the only part, so the outbox does not know that it was sent."""
+    wecom.refuse(0, *repeat(45009, 40))
+    wecom.write(item("a"))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("")
+        await until(lambda: len(wecom.sent()) == 1)
+        wecom.write(send_failed(wecom.sent()[0]["msgid"], 4, 2))
+        await desk.say("")
+        await until(desk.outbox_is_idle)
+        [failed] = await desk.memory.channels.outbox.entries(status="failed")
+        assert (failed.error, failed.parts_sent) == ("ReplyTimeOver", 0)
+        assert await desk.memory.channels.outbox.retry(failed.number)
+        assert await desk.answered(2) == ["ok", "ok"]
+
+
+async def test_a_refused_id_of_a_part_that_was_not_sent_is_no_arrival(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """An earlier version left the ids of an answer as they were when WeCom could not deliver it."""
+    url = f"sqlite:///{tmp_path}/history.db"
+    wecom.write(item("a"))
+    async with opened_wecom(KIND, url, tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("")
+        assert await desk.answered() == ["ok"]
+        address = json.dumps({"open_kfid": DESK, "touser": "wm1"})
+        failed = f"UPDATE chat_outbox SET status = 'failed', parts_sent = 0, address = '{address}'"
+        await asyncio.to_thread(execute, url, failed)
+        [entry] = await desk.memory.channels.outbox.entries()
+        assert await desk.memory.channels.outbox.retry(entry.number)
+
+        async def tried() -> bool:
+            [entry] = await desk.memory.channels.outbox.entries()
+            return entry.tries > 2 or entry.status != "ready"
+
+        await until(tried)
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.status, entry.error) == ("ready", "Code99999")
+
+
 async def _delivered(desk: WeComDesk) -> bool:
     return await desk.statuses() == ["delivered"]

@@ -139,7 +139,7 @@ class Delivery:
         index, claim_seconds = message.parts_sent, self._options.claim_seconds
         while index < len(parts):
             key, is_last = _key(message, index), index == len(parts) - 1
-            again = message.tries > 1 and index == message.parts_sent
+            again = message.uncertain and index == message.parts_sent
             part = Part(parts[index], key, number=index, last=is_last, again=again)
             match await self._send_part(bot, message.address, part):
                 case Sent(is_all):
@@ -198,7 +198,7 @@ async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
     """Mark a recent answer as failed, because the platform did not deliver a part that it had accepted."""
     outbox = memory.channels.outbox
     for message in await outbox.sent(bot.name, failed.session_id):
-        ids = [Part("", _key(message, index)).sent_id for index in range(message.parts_sent)]
+        ids = [Part("", _key(message, index)).sent_id for index in range(message.parts_sent + 1)]
         if failed.sent_id in ids:
             parts = ids.index(failed.sent_id)
             if await outbox.fail_sent(message.number, failed.error, parts=parts, address=failed.address):
@@ -227,13 +227,7 @@ def _key(message: Outgoing, index: int) -> str:
 
 
 def notify_sent(
-    memory: Memory,
-    bot: Bot,
-    message: Outgoing,
-    outcome: DeliveryOutcome,
-    *,
-    parts: int = 0,
-    error: str | None = None,
+    memory: Memory, bot: Bot, message: Outgoing, outcome: DeliveryOutcome, *, parts: int = 0, error: str | None = None
 ) -> None:
     """Notify observers of the outcome of an attempt to deliver an answer."""
     event = AnswerSent(

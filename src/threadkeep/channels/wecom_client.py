@@ -166,7 +166,7 @@ def outcome_of(answer: WeComAnswer) -> Outcome:
         return Sent() if refused is None else Refused(refused)
     if answer.code is not None and (refusal := _REFUSED.get(answer.code)):
         return Refused(refusal)
-    return Later(answer.problem, uncertain=answer.uncertain)
+    return Later(answer.problem, uncertain=answer.uncertain or answer.code == -1)  # -1: "busy", an error of the server
 
 
 class ShowsNoWork:

@@ -272,7 +272,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return await self._change("fail", number, owner, error=error, now=self._now())
 
     async def sent(self, channel: str, session_id: str, *, limit: int = 50) -> list[Outgoing]:
-        """Return up to `limit` ready or delivered messages that arrived at least in part, newest first."""
+        """Return up to `limit` ready or delivered messages that were at least partly sent or tried, newest first."""
         parameters = {"channel": channel, "session_id": session_id, "limit": limit}
         return [_outgoing(row) for row in await self._driver.fetch(self._sql["sent"], parameters)]
 

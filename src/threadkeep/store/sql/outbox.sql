@@ -165,7 +165,8 @@ SELECT
     number, channel, session_id, message_id, status, content, address, parts_sent, tries, uncertain, error, next_try_at,
     created_at
 FROM chat_outbox
-WHERE session_id = :session_id AND channel = :channel AND parts_sent > 0 AND status IN ('ready', 'delivered')
+WHERE session_id = :session_id AND channel = :channel AND (parts_sent > 0 OR tries > 0)
+    AND status IN ('ready', 'delivered')
 ORDER BY number DESC
 LIMIT :limit
 
