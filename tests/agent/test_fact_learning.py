@@ -371,6 +371,24 @@ async def test_a_value_that_is_stated_again_after_another_one_is_the_newest(
     assert facts == ([] if accept_from is None else [("Lisbon", [3])])
 
 
+async def test_a_message_that_is_read_late_does_not_replace_a_newer_value(memory: Memory, clock: SettableClock) -> None:
+    """The process ended before the first session was read. A newest message counts, even if the clock went back."""
+
+    async def say(session_id: str, *texts: str) -> list[Any]:
+        session = memory.session(session_id, user_id="ada")
+        await session.append([Message(role="user", content=text) for text in texts])
+        if texts != ("Lisbon",):
+            await memory.learning.learn(LearningRequest(session_id, _Reading(), {"user": ADA}, 0.5))
+        return [fact.value for fact in await memory.knowledge.facts(ADA)]
+
+    await say("old", "Lisbon")
+    clock.advance(60)
+    assert await say("new", "Porto") == ["Porto"]
+    clock.advance(-3600)
+    assert await say("old", "Faro") == ["Faro"]
+    assert {one.value: one.evidence.session_id for one in await proposals(memory)} == {"Porto": "new", "Faro": "old"}
+
+
 async def test_undoing_brings_back_the_value_before(memory: Memory) -> None:
     await memory.knowledge.remember(ADA, "home_city", "Oslo")
     learning = FactLearning(memory, model=answering([found(1, "home_city", "Lisbon")]), accept_from=0.5)

@@ -31,7 +31,9 @@ RETURNING upto_seq
 
 -- name: add_proposal
 -- Add a proposal only while its message is active, unless an equal one is rejected, undone, of the same message, or open
--- and the newest one of its key: a value that is stated again after another one is proposed again.
+-- and the newest one of its key: a value that is stated again after another one is proposed again. A message that is
+-- read late is no proposal if the valid value comes from a newer message of another session. It is late if its session
+-- has a newer question; the newest question always counts, because clocks may go back.
 INSERT INTO chat_fact_proposals (
     proposal_id, scope, owner, session_id, person_id, seq, run_id, key, value, kind, promoted, confidence, learner, status,
     created_at, updated_at
@@ -59,6 +61,19 @@ WHERE NOT EXISTS (
     AND EXISTS (
         SELECT 1 FROM chat_messages m
         WHERE m.session_id = :session_id AND m.seq = :seq AND m.superseded_at IS NULL
+            AND NOT (
+                EXISTS (
+                    SELECT 1 FROM chat_messages l
+                    WHERE l.session_id = m.session_id AND l.seq > m.seq AND l.role = 'user'
+                )
+                AND EXISTS (
+                    SELECT 1 FROM chat_facts f
+                        JOIN chat_fact_evidence e ON e.fact_id = f.fact_id
+                        JOIN chat_messages n ON n.session_id = e.session_id AND n.seq = e.seq
+                    WHERE f.scope = :scope AND f.owner = :owner AND f.key = :key AND f.value <> :value
+                        AND f.valid_to IS NULL AND n.session_id <> m.session_id AND n.created_at > m.created_at
+                )
+            )
     )
 
 -- name: proposal_columns
