@@ -450,6 +450,13 @@ def test_unknown_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ]
 
 
+def test_a_folder_named_env_is_no_file_of_settings(tmp_path: Path) -> None:
+    """Some people create a virtual environment there."""
+    (tmp_path / ".env").mkdir()
+    load_settings()
+    assert unknown_variables() == []
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [

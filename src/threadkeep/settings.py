@@ -422,7 +422,7 @@ def unknown_variables() -> list[str]:
     """Return a sentence for each `THREADKEEP_*` variable and each line of `.env` that has no effect."""
     known = [name.upper() for name in Settings.model_fields]
     lines: list[Binding] = []
-    with _readable(), suppress(FileNotFoundError), Path(".env").open(encoding="utf-8") as file:
+    with _readable(), suppress(FileNotFoundError, IsADirectoryError), Path(".env").open(encoding="utf-8") as file:
         lines = [*parse_stream(file)]
     names = [name.upper() for name in (*os.environ, *(line.key for line in lines if line.key))]
     # Compare the names without their common prefix, which would make any two names similar.
