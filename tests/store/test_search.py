@@ -9,7 +9,8 @@ from unicodedata import normalize
 import pytest
 
 from threadkeep import Memory, MemoryOptions, Message, open_memory
-from threadkeep.store.search_terms import fingerprints
+from threadkeep.store import search
+from threadkeep.store.search_terms import fingerprints, search_terms
 
 _TEXTS = {
     "english": "I would like a Refund for my order, please.",
@@ -115,6 +116,32 @@ async def test_accents_are_found_in_both_unicode_forms(memory: Memory) -> None:
                         "Huế": "vietnamese", "환불": "korean", "어": "korean"}.items():  # fmt: skip
         for form in forms:
             assert await found(memory, normalize(form, query)) == {f"{name} NFC", f"{name} NFD"}, (query, form)
+
+
+async def test_a_text_is_found_by_the_characters_it_has(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFC separates letters such as Bengali YYA, and Vietnamese keyboards of Windows write half of the accents so.
+
+    On PostgreSQL, earlier builds have indexed words only as they are written.
+    """
+    texts = {
+        "bengali": "\u09b8\u09ae\u09df",
+        "hindi": "\u0932\u095c\u0915\u093e",
+        "hebrew": "\ufb2a\u05dc\u05d5\u05dd",
+        "windows": "Hu\u00ea\u0301",
+        "short": "\u00ea\u0323",
+        "decomposed": "cafe\u0301 Hue\u0302\u0301",
+    }
+    for build in ("earlier", "new"):
+        with monkeypatch.context() as earlier:
+            if build == "earlier":
+                earlier.setattr(search, "indexed_terms", search_terms)
+            for name, text in texts.items():
+                await memory.session(f"{name} {build}").append([Message(role="user", content=f"one {text} two")])
+            assert len(await found(memory, "one")) == len(texts) * (1 if build == "earlier" else 2)
+    for name, text in texts.items():
+        assert {f"{name} earlier", f"{name} new"} <= await found(memory, text), name
+    hits = await memory.search(texts["bengali"], limit=1)
+    assert len(hits) == 1
 
 
 async def test_operators_of_query_languages_are_words(texts_memory: Memory) -> None:

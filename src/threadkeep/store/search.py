@@ -13,6 +13,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 from unicodedata import normalize
@@ -146,26 +147,29 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         Raises:
             StoreUnavailable: the search takes longer than 5 seconds, including the wait for other searches.
         """
-        words = normalize("NFC", clean_text(query)).split()
+        words = list(dict.fromkeys(clean_text(query).split()))
         if not words or limit <= 0:
             return []
         parameters: Parameters = {"user_id": user_id, "session_id": session_id, "after": after}
         try:
             async with asyncio.timeout(_SEARCH_SECONDS), self._searches, self._driver.reading() as connection:
                 if self._driver.backend == "postgres":
-                    rows = await self._search_terms(connection, search_terms(query) or words, parameters, limit)
+                    # Also search for the words as they are written: earlier builds have not indexed the form NFC.
+                    forms = dict.fromkeys((" ".join(words), normalize("NFC", " ".join(words))))
+                    each = [await self._search_terms(connection, form, parameters, limit) for form in forms]
+                    found = {(row[0], row[2]): row for hits in each for row in hits}.values()
+                    rows = sorted(found, key=lambda row: (row[1], row[14]), reverse=True)[:limit]
                 else:
-                    rows = await self._search_trigrams(connection, list(dict.fromkeys(words)), parameters, limit)
+                    rows = await self._search_trigrams(connection, words, parameters, limit)
         except TimeoutError:
             raise StoreUnavailable(
                 f"The search took longer than {_SEARCH_SECONDS:g} seconds; use a longer or rarer word."
             ) from None
         return [SearchHit(row[0], message_of(row[2:]), float(row[1])) for row in rows]
 
-    async def _search_terms(
-        self, connection: Connection, terms: Sequence[str], scope: Parameters, limit: int
-    ) -> list[Row]:
+    async def _search_terms(self, connection: Connection, query: str, scope: Parameters, limit: int) -> list[Row]:
         """Find texts by fingerprints of terms, or all texts if no term is indexed. Drop texts that lack a term."""
+        terms = search_terms(query) or query.split()
         whose = "found" if scope["user_id"] is None else "found_of_user"
         sql = await index_statements(connection, self._sql)
         found = sql[whose if scope["session_id"] is None else "found_of_session"]
@@ -178,7 +182,8 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
         while True:
             bounds = {"limit": asked, "candidates": max(_CANDIDATES, asked)}
             rows = await connection.fetch(statement, {**scope, **wanted, **bounds})
-            folded = [(row, fold(normalize("NFC", row[5]))) for row in rows if whole.issubset(indexed_terms(row[5]))]
+            kept = [row for row in rows if whole.issubset(indexed_terms(row[5]))]
+            folded = [(row, fold(f"{row[5]}\n{normalize('NFC', row[5])}")) for row in kept]
             right = [row for row, text in folded if all(term in text for term in others)]
             if len(right) >= limit or len(rows) < asked:
                 return right[:limit]
@@ -187,18 +192,22 @@ class SearchIndex(Tables, sql=("search.sql", "{backend}/search.sql")):
     async def _search_trigrams(
         self, connection: Connection, words: Sequence[str], scope: Parameters, limit: int
     ) -> list[Row]:
-        """Search by trigrams; if no word has three characters, search the texts themselves."""
-        decomposed = [normalize("NFD", word) for word in words]
-        if expression := trigram_expression(words):
-            if decomposed != words:
-                expression = f"({expression}) OR ({trigram_expression(decomposed)})"
+        """Search by trigrams; if no word has three characters, search the texts themselves.
+
+        A text may have the words as in the query, or with composed (NFC) or separate (NFD) accents.
+        """
+        changes = (str, partial(normalize, "NFC"), partial(normalize, "NFD"))
+        forms = list(dict.fromkeys(tuple(map(change, words)) for change in changes))
+        expressions = [trigram_expression(form) for form in forms]
+        if all(expressions):
+            expression = " OR ".join(f"({each})" for each in expressions)
             weighed = relevance_words(words, await self._rarities(connection, words))
             bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}
             parameters = {**scope, **bounds, "expression": expression, "words": weighed}
             return await connection.fetch(self._sql["match"], parameters)
         of_user = "match_short" if scope["user_id"] is None else "match_short_of_user"
         short = of_user if scope["session_id"] is None else "match_short_of_session"
-        patterns = dump_json([list(map(short_pattern, forms)) for forms in zip(words, decomposed, strict=True)])
+        patterns = dump_json([list(map(short_pattern, dict.fromkeys(each))) for each in zip(*forms, strict=True)])
         return await connection.fetch(self._sql[short], {**scope, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:

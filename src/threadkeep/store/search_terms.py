@@ -36,11 +36,8 @@ _UNSPACED = re.compile(
 
 
 def search_terms(text: str) -> Sequence[str]:
-    """Return the distinct terms of a text: words, or pairs of characters in scripts without spaces.
-
-    Accents are composed with their letters (NFC), because some systems write them as separate characters (NFD).
-    """
-    terms = dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", normalize("NFC", clean_text(text)).lower())))
+    """Return the distinct terms of a text: words, or pairs of characters in scripts without spaces."""
+    terms = dict.fromkeys(_terms(_FINAL_SIGMA.sub("ς", clean_text(text).lower())))
     # Drop a very long term: it is not a word, and PostgreSQL rejects its pattern.
     return [term for term in terms if 0 < len(term) <= _LONGEST_TERM]
 
@@ -51,8 +48,9 @@ def is_indexed(term: str) -> bool:
 
 
 def indexed_terms(text: str) -> Sequence[str]:
-    """Return the distinct terms by which a text is found. A word with İ is also found with i."""
-    return search_terms(f"{text}\n{text.replace('İ', 'i')}" if "İ" in text else text)
+    """Return the distinct terms by which a text is found: as it is written, and in the form NFC, with İ also as i."""
+    forms = "\n".join(dict.fromkeys((text, normalize("NFC", text))))
+    return search_terms(f"{forms}\n{forms.replace('İ', 'i')}" if "İ" in forms else forms)
 
 
 def fold(text: str) -> str:
@@ -62,7 +60,7 @@ def fold(text: str) -> str:
 
 def fold_fully(text: str) -> str:
     """Fold a text for case-insensitive comparisons, including ß to ss, in the form NFC. Its length may change."""
-    return normalize("NFC", text.replace("İ", "i").casefold())
+    return normalize("NFC", text).replace("İ", "i").casefold()
 
 
 def folds_into(text: str) -> tuple[str, str]:
@@ -79,12 +77,13 @@ def fingerprints(terms: Iterable[str]) -> list[int]:
 def term_pattern(term: str) -> str:
     """Return a regular expression that matches a term regardless of case, whatever the server's locale is.
 
-    For a letter with an accent, it also matches any two to four characters, because the accent may be separate.
+    It also matches a letter whose accents are separate characters: for most scripts, any two to four characters.
     """
     patterns = []
     for char in fold(term):
         one = f"[{char}{more}]" if (more := _unfolded().get(char)) else re.escape(char)
-        patterns.append(one if normalize("NFD", char) == char else f"(?:{one}|.{{2,4}})")
+        separate = normalize("NFD", char)
+        patterns.append(one if separate == char else f"(?:{one}|{separate if _UNSPACED.match(char) else '.{2,4}'})")
     return "".join(patterns)
 
 
@@ -120,10 +119,10 @@ def _terms(text: str) -> Iterator[str]:
 
 @cache
 def _unfolded() -> Mapping[str, str]:
-    """Map each folded character to the other characters that `fold` changes into it."""
+    """Map each folded character to the other characters that `fold` changes into it, before or after NFC."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
-        if (folded := fold(normalize("NFC", char))) != char and len(folded) == 1:
+        for folded in {fold(char), fold(normalize("NFC", char))} - {char}:
             found[folded] += char
     return found
 

@@ -166,7 +166,9 @@ async def add_summary(
     reset_seq, archived_seq, last_seq, _ = held[0]
     ranges = await connection.fetch(sql["ranges"], {**parameters, "reset_seq": reset_seq})
     if replaces:
-        fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
+        parts = [row for row in ranges if row[0] in replaces]
+        fits = len(parts) == len(replaces) and (summary.first_seq, summary.last_seq) == (parts[0][1], parts[-1][2])
+        fits = fits and not any(former[2] + 1 != latter[1] for former, latter in pairwise(parts))
     else:
         # Archived messages between the last summary and this one need no summary.
         lowest = ranges[-1][2] if ranges else reset_seq
@@ -178,13 +180,6 @@ async def add_summary(
         await connection.execute(sql["supersede"], {**parameters, "id": replaced, "by": summary.id})
     await connection.execute(sql["insert_summary"], summary_row(summary, now=now))
     return True
-
-
-def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
-    """Return True if there are `expected` rows in `parts` that cover exactly the summary's range, without gaps."""
-    if len(parts) != expected or any(former[2] + 1 != latter[1] for former, latter in pairwise(parts)):
-        return False
-    return (summary.first_seq, summary.last_seq) == (parts[0][1], parts[-1][2])
 
 
 def summary_of(row: Row) -> Summary:

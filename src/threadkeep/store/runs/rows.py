@@ -216,7 +216,11 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str], *, damaged:
 async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
     """Restore the texts of results and inputs that were omitted because they are in the transcript."""
     lookup = load_statements("runs.sql")["message_texts"]
-    referring = {run.run_id: ids for run in runs.values() if (ids := _ids_of_texts(run))}
+    referring: dict[str, set[str]] = {}
+    for run in runs.values():
+        asked = {given.message_id for given in run.inputs if given.message_id and lacks_text(given)}
+        if ids := asked | missing_in([run.result] if run.result else []):
+            referring[run.run_id] = ids
     if not referring:
         return
     statements = [one for run_id, ids in referring.items() for one in lookups(lookup, run_id, ids)]
@@ -225,12 +229,6 @@ async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
         run = runs[run_id]
         result = run.result and whole_result(run.result, texts)
         runs[run_id] = replace(run, result=result, inputs=tuple(_whole_input(given, texts) for given in run.inputs))
-
-
-def _ids_of_texts(run: Run) -> set[str]:
-    """Return the ids of the messages that a run mentions without their text."""
-    asked = {given.message_id for given in run.inputs if given.message_id and lacks_text(given)}
-    return asked | missing_in([run.result] if run.result else [])
 
 
 def lacks_text(given: RunInput) -> bool:

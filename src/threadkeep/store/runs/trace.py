@@ -12,7 +12,7 @@ from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import STATUS, TRACE_CUT, RunEvent, TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.codec import json_text, time_microseconds, time_of, time_text
 from threadkeep.store.compressed_json import compress, json_of, reads_record
-from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
+from threadkeep.store.driver import Connection, Driver, Row, Statement
 from threadkeep.store.runs.rows import lookups, missing_in, restored, shortened, texts_in, texts_of
 from threadkeep.store.statements import load_statements
 
@@ -219,9 +219,11 @@ class RunTrace:
     def _adding(
         self, run_id: str, events: Sequence[StoredEvent], usage: Sequence[TokenUsage], extent: _Extent
     ) -> list[Statement]:
-        statements: list[Statement] = [
-            (self._sql["insert_event"], _event_parameters(run_id, event)) for event in events
-        ]
+        statements: list[Statement] = []
+        for event in events:
+            columns = {"number": event.number, "kind": event.kind, "node": event.node, "data": event.data}
+            of_run = {"run_id": run_id, "created_at": time_text(time_of(event.moment))}
+            statements.append((self._sql["insert_event"], {**of_run, **columns}))
         if events or usage:
             statements.append((self._sql["set_trace"], {"run_id": run_id, **asdict(extent)}))
         # Write usage in the order that all writers use, which prevents deadlocks.
@@ -334,8 +336,3 @@ class RunTrace:
                 cut = True
                 kept_events.append(StoredEvent(number, TRACE_CUT, None, "{}", moment))
         return kept_events, _Extent(number, characters, cut)
-
-
-def _event_parameters(run_id: str, event: StoredEvent) -> Parameters:
-    columns = {"number": event.number, "kind": event.kind, "node": event.node, "data": event.data}
-    return {"run_id": run_id, "created_at": time_text(time_of(event.moment)), **columns}

@@ -67,7 +67,7 @@ FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id A
 WHERE m.superseded_at IS NULL
     AND NOT EXISTS (
         SELECT 1 FROM json_each(:patterns) p
-        WHERE m.content NOT GLOB (p.value ->> 0) AND m.content NOT GLOB (p.value ->> 1)
+        WHERE NOT EXISTS (SELECT 1 FROM json_each(p.value) form WHERE m.content GLOB form.value)
     )
 ORDER BY m.created_at DESC
 LIMIT :limit
@@ -78,7 +78,7 @@ WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_i
     AND m.superseded_at IS NULL
     AND NOT EXISTS (
         SELECT 1 FROM json_each(:patterns) p
-        WHERE m.content NOT GLOB (p.value ->> 0) AND m.content NOT GLOB (p.value ->> 1)
+        WHERE NOT EXISTS (SELECT 1 FROM json_each(p.value) form WHERE m.content GLOB form.value)
     )
 ORDER BY m.seq DESC
 LIMIT :limit
@@ -88,7 +88,7 @@ LIMIT :limit
 WHERE s.user_id = :user_id AND m.superseded_at IS NULL
     AND NOT EXISTS (
         SELECT 1 FROM json_each(:patterns) p
-        WHERE m.content NOT GLOB (p.value ->> 0) AND m.content NOT GLOB (p.value ->> 1)
+        WHERE NOT EXISTS (SELECT 1 FROM json_each(p.value) form WHERE m.content GLOB form.value)
     )
 ORDER BY m.created_at DESC
 LIMIT :limit
