@@ -64,6 +64,41 @@ graph.add_edge(START, "answer")
 graph.add_edge("answer", "after")
 """
 
+PAUSING = """
+from langchain_core.messages import AIMessage
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+graph = StateGraph(MessagesState)
+graph.add_node("before", lambda state: get_stream_writer()("before"))
+graph.add_node("ask", lambda state: {"messages": [AIMessage(interrupt("Sure?"))]})
+graph.add_node("after", lambda state: get_stream_writer()("after"))
+graph.add_edge(START, "before")
+graph.add_edge("before", "ask")
+graph.add_edge("ask", "after")
+"""
+
+ASKED = """
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+
+@tool
+def page(number: int) -> dict:
+    "Return a page."
+    return [{"data": {"rows": 1}}, {"type": "page", "data": {"rows": 2}, "next": 3}][number]
+
+async def answer(state):
+    for number in range(2):
+        await page.ainvoke({"number": number})
+    return {"messages": [AIMessage("Done.")]}
+
+graph = StateGraph(MessagesState)
+graph.add_node("answer", answer)
+graph.add_edge(START, "answer")
+"""
+
 SHOP = """
 schema: 1
 name: shop
@@ -176,6 +211,7 @@ async def test_a_reader_that_changes_services_receives_the_end_of_its_run_once(
     async with (
         sdk(tmp_path / "a", ScriptedModel([]), **options) as (_, first),
         sdk(tmp_path / "b", ScriptedModel([]), **options) as (_, second),
+        sdk(tmp_path / "c", ScriptedModel([]), **options) as (_, third),
         asyncio.timeout(HANG_SECONDS),
     ):
         command = {"id": 1, "method": "run.start", "params": {"assistant_id": "counting", "input": asks("hi")}}
@@ -183,6 +219,9 @@ async def test_a_reader_that_changes_services_receives_the_end_of_its_run_once(
         body: dict[str, Any] = {"channels": ["lifecycle", "messages", "values", "custom"]}
         body["since"] = begun.json()["meta"]["applied_through_seq"]
         whole = await _events(first, body)
+        begun_before = {**body, "since": next(event["seq"] for event in whole if event["method"] == "custom")}
+        new_here = [event for event in await _events(third, begun_before) if event["method"] == "custom"]
+        assert [event["params"]["data"]["payload"] for event in new_here] == [1, 2, 3, 4]
         for most in range(1, len(whole)):
             read = await _events(first, body, most=most)
             for service, count in ((second, most), (first, None)):
@@ -225,6 +264,31 @@ async def test_a_reader_of_a_waiting_run_receives_its_end_from_another_service(
         ]
     assert {event["params"]["data"]["event"] for event in ends} == {end}
     assert len({event["seq"] for event in ends}) == 1
+
+
+async def test_a_reader_of_a_resumed_run_that_changes_services_receives_no_earlier_event(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other service has not followed the run before."""
+    (tmp_path / "pausing.py").write_text(PAUSING)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"database_url": shared_url, "workflows": "pausing=pausing:graph"}
+    async with (
+        sdk(tmp_path / "a", ScriptedModel([]), **options) as (_, first),
+        sdk(tmp_path / "b", ScriptedModel([]), **options) as (_, second),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "pausing", "input": asks("go")}}
+        assert (await first.post("/threads/t1/commands", json=command)).json()["type"] == "success"
+        body: dict[str, Any] = {"channels": ["lifecycle", "custom", "input"]}
+        paused = await _events(first, body, end="interrupted")
+        [asked] = [event["params"]["data"] for event in paused if event["method"] == "input.requested"]
+        answer = {"interrupt_id": asked["interrupt_id"], "response": "yes"}
+        command = {"id": 2, "method": "input.respond", "params": answer}
+        assert (await first.post("/threads/t1/commands", json=command)).json()["type"] == "success"
+        [resumed] = await _events(first, {**body, "since": paused[-1]["seq"]}, most=1)
+        rest = await _events(second, {**body, "since": resumed["seq"]})
+    assert [event["params"]["data"].get("payload") for event in rest] == ["after", None]
 
 
 async def test_a_run_of_the_older_protocol_is_not_repeated(tmp_path: Path) -> None:
@@ -320,6 +384,23 @@ async def test_the_events_of_a_tool_have_the_id_of_its_call(tmp_path: Path) -> N
         assert (one["output"]["type"], one["output"]["tool_call_id"]) == ("tool", one["tool_call_id"])
         assert started.pop(one["tool_call_id"])["number"] in one["output"]["content"]
     assert started == {}
+
+
+async def test_the_result_of_a_tool_that_a_node_calls_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects with the key `data` are not taken for messages."""
+    (tmp_path / "asked.py").write_text(ASKED)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with (
+        sdk(tmp_path, ScriptedModel([]), workflows="asked=asked:graph") as (_, client),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        command = {"id": 1, "method": "run.start", "params": {"assistant_id": "asked", "input": asks("go")}}
+        assert (await client.post("/threads/t1/commands", json=command)).json()["type"] == "success"
+        events = await _events(client, {"channels": ["tools", "lifecycle"]})
+    results = [event["params"]["data"]["output"] for event in events if "output" in event["params"]["data"]]
+    assert results == [{"data": {"rows": 1}}, {"type": "page", "data": {"rows": 2}, "next": 3}]
 
 
 async def test_messages_one_after_the_other_have_the_name_of_their_node(tmp_path: Path) -> None:

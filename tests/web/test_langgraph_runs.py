@@ -18,7 +18,7 @@ from langgraph_sdk.schema import Command, MultitaskStrategy, StreamMode, StreamP
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import history, listening, opened_app, said, served, settings_for, until
-from tests.web.test_langgraph_protocol import ASKING, asks, sdk, texts
+from tests.web.test_langgraph_protocol import ASKING, COUNTING, asks, sdk, texts
 from threadkeep.testing import Gate, ScriptedModel
 
 NOTING = """
@@ -161,6 +161,28 @@ async def test_a_stream_is_rejoined_at_a_service_that_has_fewer_events(tmp_path:
     assert lines == ["event: updates", "event: values", "event: end"]
 
 
+async def test_a_stream_is_rejoined_after_an_event_of_another_service(
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both services have the event, but the other one has the message after it, in one piece."""
+    (tmp_path / "counting_again.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"database_url": shared_url, "workflows": "counting=counting_again:graph"}
+    async with (
+        sdk(tmp_path / "a", ScriptedModel([]), **options) as (first, _),
+        sdk(tmp_path / "b", ScriptedModel([]), **options) as (second, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        modes: Any = ["messages-tuple", "custom"]
+        whole = [part async for part in first.runs.stream("t1", "counting", input=asks("go"), stream_mode=modes)]
+        run_id = whole[0].data["run_id"]
+        for last in [part for part in whole if part.event == "custom"]:
+            rest = [
+                part async for part in second.runs.join_stream("t1", run_id, stream_mode=modes, last_event_id=last.id)
+            ]
+            assert [part.event for part in rest] == ["custom"] * (4 - cast("int", last.data)) + ["end"]
+
+
 async def test_an_id_that_no_event_can_have_gets_the_whole_stream(tmp_path: Path) -> None:
     """An impossible event id does not change the ids that later readers get."""
     async with sdk(tmp_path, ScriptedModel(["It is teal."])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
@@ -171,7 +193,7 @@ async def test_an_id_that_no_event_can_have_gets_the_whole_stream(tmp_path: Path
             for last_id in ("9" * 32, None)
         ]
     assert [(part.event, part.id) for part in first] == [(part.event, part.id) for part in second]
-    assert max(int(part.id) for part in second if part.id) < 2**53
+    assert max(int(part.id.partition("-")[0]) for part in second if part.id) < 2**53
 
 
 @pytest.mark.parametrize(
@@ -405,20 +427,22 @@ async def test_an_answer_reaches_the_run_that_asked(
 ) -> None:
     """Of two waiting runs, an answer without the id of an interrupt reaches the newest.
 
-    A message beside an answer is refused.
+    A new message beside an answer is refused, but a repeated question is not.
     """
     (tmp_path / "asking.py").write_text(ASKING)
     monkeypatch.syspath_prepend(tmp_path)
     settings = {"workflows": "asking=asking:graph", "database_url": shared_url}
     async with sdk(tmp_path, ScriptedModel([]), **settings) as (langgraph, client), asyncio.timeout(HANG_SECONDS):
-        asked: list[Any] = [await langgraph.runs.wait("t1", "asking", input=asks(text)) for text in ("one", "two")]
+        asked: list[Any] = [
+            await langgraph.runs.wait("t1", "asking", input=asks(text, id=text)) for text in ("one", "two")
+        ]
         ids = [values["__interrupt__"][0]["id"] for values in asked]
         shown = (await langgraph.threads.get("t1"))["interrupts"].values()
         assert [[one["id"] for one in found] for found in shown] == [[ids[1]], [ids[0]]]
         answer: Any = {"resume": {ids[0]: "first"}}
         with pytest.raises(UnprocessableEntityError, match="command"):
             await langgraph.runs.create("t1", "asking", input=asks("three"), command=answer)
-        done = await langgraph.runs.wait("t1", "asking", input={}, command=answer)
+        done = await langgraph.runs.wait("t1", "asking", input=asks("two", id="two"), command=answer)
         assert texts(done)[-1] == ("ai", "You said first.")
         asked = [await langgraph.runs.wait("t1", "asking", input=asks("three"))]
         params = {"interrupt_id": ids[1], "response": "second"}

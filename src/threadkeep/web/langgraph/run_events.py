@@ -68,17 +68,14 @@ class RunEvents:
     """
 
     def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
-        self.run = run
+        self.run, self.stream_id = run, uuid4().hex[:12]  # clients of v1 return it in `Last-Event-ID`
         self.events: list[ProtocolEvent] = []
         self.ended = self.paused = self.failed = self.commanded = False
-        self.ended_at, self.paused_at = 0.0, 0
+        self.ended_at, self.paused_at, self._after = 0.0, 0, 0
         self.readers: set[frozenset[str]] = set()
         self.modes: Sequence[str] = ("values",)
-        self._runs = runs
-        self._read_state = read_state
-        self._seq = seq_base(run)
-        self._stream_id = uuid4().hex
-        self._after = 0
+        self._runs, self._read_state = runs, read_state
+        self._seq = self._least_seq = seq_base(run)
         self._open: dict[str, _OpenMessage] = {}
         self._usages: dict[object, dict[str, int]] = {}
         self._spoken: set[str] = set()
@@ -96,10 +93,6 @@ class RunEvents:
                 return
             await change.wait()
 
-    def has_sent(self, seq: int) -> bool:
-        """Return True if this process has an event numbered `seq`; only the process of a run numbers its pieces."""
-        return any(event["seq"] == seq for event in self.events)
-
     def was_resumed(self, run: Run) -> bool:
         """Return True if the events are still paused although a person has answered the question of the run."""
         return self.paused and (run.status != "waiting" or run.interrupt != self.run.interrupt)
@@ -108,30 +101,32 @@ class RunEvents:
         """Continue to collect the events of a paused run, after a person has answered its question."""
         if self.paused:
             self.run, self.paused = run, False
-            self.number_after(seq_base(run))
+            self._number_traced(0)  # in processes that follow the run only now, its earlier events have lower numbers
             self.readers.clear()
             self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
 
     def number_after(self, seq: int) -> None:
-        """Give later events numbers above `seq`, because the numbers up to `seq` are already in use.
+        """Give later pieces of messages numbers above `seq`, because another process has used the numbers up to `seq`.
 
         If `seq` belongs to one of the run's last events, the numbers stay: a reader with this event has all others.
         """
         if seq < seq_base(self.run) + _END_SEQ:
-            self._seq = max(self._seq, seq)
+            self._least_seq = max(self._least_seq, seq)
 
     async def _follow(self) -> None:
         # Set `failed` after an error; otherwise readers would wait forever for the end.
         with ErrorBoundary(self._fail):
             self._add("lifecycle", {"event": "running", "graph_name": self.run.workflow})
             await self._add_values()
+            # Read the stored events before the pieces, whose numbers would otherwise raise those of the stored events.
+            for event in await self._runs.trace(self.run.run_id, after=self._after, limit=1 << _TRACE_BITS):
+                self._add_traced(event)
             async for followed in self._runs.follow(self.run.run_id, after=self._after):
                 match followed:
                     case RunPiece():
+                        self._seq = max(self._seq, self._least_seq)
                         self._add_piece(followed)
                     case RunEvent():
-                        self._after = followed.number
-                        self._number_traced(0)
                         self._add_traced(followed)
                     case Run():
                         await self._add_end(followed)
@@ -187,6 +182,8 @@ class RunEvents:
         self._add("messages", {**data, "id": message.message_id}, message.node)
 
     def _add_traced(self, event: RunEvent) -> None:
+        self._after = event.number
+        self._number_traced(0)
         data, node, call = event.data, event.node, {"tool_call_id": event.data.get("call")}
         match event.kind:
             case "tool_called":
@@ -259,10 +256,9 @@ class RunEvents:
         params: dict[str, Any] = {"namespace": [], "timestamp": int(time.time() * 1000), "data": dict(data)}
         if node is not None:
             params["node"] = node
-        event_id = f"{self._stream_id}-{len(self.events)}"
-        self.events.append(
-            {"type": "event", "event_id": event_id, "seq": self._seq, "method": method, "params": params}
-        )
+        event_id = f"{self.stream_id}-{len(self.events)}"
+        event = {"type": "event", "event_id": event_id, "seq": self._seq, "method": method, "params": params}
+        self.events.append(event)
         self._signal()
 
     def _signal(self) -> None:
@@ -290,8 +286,11 @@ def _flat(messages: Json) -> list[Json]:
     """Return the messages of a trace event as flat objects, without LangChain's envelope (`type` and `data`)."""
     found: list[Json] = []
     for one in messages if isinstance(messages, list) else []:
-        data = one.get("data") if isinstance(one, Mapping) else None
-        found.append({**data, "type": one["type"]} if isinstance(one, Mapping) and isinstance(data, Mapping) else one)
+        match one:
+            case {"type": kind, "data": {"content": _} as data, **rest} if not rest:
+                found.append({**data, "type": kind})
+            case _:
+                found.append(one)
     return found
 
 
@@ -396,7 +395,7 @@ async def encoded_parts(
         for name, data in parts.of(event):
             failed |= name == "error"
             if event["seq"] > after:
-                yield json_event(data, name, number=str(event["seq"]))
+                yield json_event(data, name, number=f"{event['seq']}-{events.stream_id}")
     if events.failed and not failed:
         sentence = "Not all events of the run could be read; read the state of the thread."
         yield json_event({"error": "stream-failed", "message": sentence}, "error")

@@ -36,7 +36,7 @@ router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute, responses=d
 _STARTING = documented(400, 409, 413)
 _EXAMPLE = (
     'event: metadata\ndata: {"run_id": "0199…", "thread_id": "session-123", "attempt": 1}\n\n'
-    'id: 1073741826\nevent: values\ndata: {"messages": [{"type": "human", "content": "Hello"}]}\n\n'
+    'id: 1073741826-4c1f09b2a7de\nevent: values\ndata: {"messages": [{"type": "human", "content": "Hello"}]}\n\n'
     'event: end\ndata: {"run_id": "0199…", "status": "success"}\n\n'
 )
 _STREAM = streamed(_EXAMPLE, "The events of the run.")
@@ -87,12 +87,12 @@ class ThreadRuns:
         if body.command is None:
             submitted = await start_run(self.app, self.thread_id, start, mode=mode)
             return await runs.run(submitted.run_id), 0
-        if start.text:
-            raise InvalidInput("A message beside `command` would be lost; send it as the next run, without `command`.")
         if self.thread_id is None:
             raise InvalidInput("`command` answers a run that waits in a thread; send it to /threads/{thread_id}/runs.")
         resume = body.command.get("resume")
         thread = await find_thread(self.app, self.thread_id, user_id=start.user_id)
+        if start.text and start.message_id not in {run.message_id for run in thread.runs} - {None}:
+            raise InvalidInput("A message beside `command` would be lost; send it as the next run, without `command`.")
         waiting = thread.waiting(resume if isinstance(resume, dict) else ())
         if waiting is None:
             raise InvalidInput("No run of this thread waits for a person.")
@@ -361,12 +361,13 @@ async def cancel_thread_run(
 async def _join(
     asked: ThreadRuns, run: Run, modes: Sequence[str] | None, last_event_id: str | None, *, cancels: bool
 ) -> EventStream:
-    after = number_in(last_event_id)
+    number, _, stream_id = (last_event_id or "").partition("-")
+    after = number_in(number)
     if after > last_seq(run):
         after = 0  # no event of this run has this id
     events = await asked.events(run)
-    elsewhere = after > 0 and not events.has_sent(after)
     events.number_after(after)
     chosen = [mode for mode in modes or () if mode not in ("", "run_modes")]
+    elsewhere = after > 0 and stream_id != events.stream_id
     parts = encoded_parts(events, chosen or events.modes, after=after, omit_pieces=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))
