@@ -141,7 +141,7 @@ async def test_operations_of_the_service_count_as_http(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workflow", ["chat", "parent"])
 async def test_runs_of_the_command_line_count_as_other(tmp_path: Path, workflow: str) -> None:
-    """Their child runs do, too."""
+    """Child runs count as the run that started them."""
     (tmp_path / "parent.yaml").write_text(PARENT)
     settings = settings_for(tmp_path, workflows=str(tmp_path / "parent.yaml"))
     async with open_app(settings) as app, client_of(app) as client:

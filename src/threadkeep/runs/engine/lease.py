@@ -95,7 +95,7 @@ class Heartbeats:
 
     def enter(self) -> None:
         """Insert this process's row; the first process creates the table."""
-        # Set the level on the connection: the pool's own level, AUTOCOMMIT, has precedence over one of the pool's copy.
+        # Set the level on the connection; the pool's level, AUTOCOMMIT, would override the level of a copy of the pool.
         with self._pool.connect() as connection, connection.execution_options(isolation_level="READ COMMITTED").begin():
             lock = sqlalchemy.func.pg_advisory_xact_lock(_LOCK_NUMBER)
             connection.execute(sqlalchemy.select(lock))

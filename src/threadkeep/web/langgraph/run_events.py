@@ -42,7 +42,7 @@ _SEQ_BITS = 30
 """The number of low bits of an event's `seq` that number the events of a run. The high bits have the run's number."""
 
 _TRACE_BITS = 14
-"""The number of low bits that number the events between two events of the trace, such as the pieces of a message."""
+"""The low bits of a `seq` that count the events between two events of the trace, such as pieces of a message."""
 
 _END_SEQ = 1 << (_SEQ_BITS - 1)
 """The low bits after which the last events of a run are numbered, so that they have the same `seq` in all processes."""
