@@ -186,7 +186,7 @@ async def test_a_reply_to_a_deleted_topic_of_a_private_chat_arrives_in_the_chat(
     tmp_path: Path, telegram: FakeTelegram
 ) -> None:
     telegram.refuse(400, "Bad Request: message thread not found", times=2)
-    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"])) as desk:
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["**ok**"])) as desk:
         await desk.say("Hi.", is_topic_message=True, message_thread_id=5)
         assert await desk.answered() == ["ok"]
         assert await desk.statuses() == ["delivered"]

@@ -52,7 +52,7 @@ PARSER = "telegram_events_parser"
 SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"  # noqa: S105 - the name of the header
 
 ADDRESS = ("chat_id", "message_id", "message_thread_id")
-"""The ids of a message that the address of its answer has."""
+"""The ids of a message that are part of its answer's address."""
 _WORDS = frozenset({"text", "caption"})
 _MEDIA = frozenset(
     {"animation", "audio", "checklist", "contact", "dice", "document", "game", "live_photo", "location", "paid_media"}

@@ -100,13 +100,10 @@ class TelegramClient:
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a formatted part, or plain text if Telegram rejects the format."""
-        answer = await self._send_message(address, part, formatted=True)
-        if answer.status == 400 and "migrate_to_chat_id" not in answer.parameters:
-            answer = await self._send_message(address, part, formatted=False)
-            in_private_topic = "message_thread_id" in address and not text_in(address, "chat_id").startswith("-")
-            if answer.status == 400 and in_private_topic:
-                # The person may have deleted the topic of the private chat, so write to the chat without a topic.
-                answer = await self._send_message({**address, "message_thread_id": ""}, part, formatted=False)
+        answer = await self._send_message(address, part)
+        if answer.status == 400 and "message_thread_id" in address and not text_in(address, "chat_id").startswith("-"):
+            # The person may have deleted the topic of the private chat, so write to the chat without a topic.
+            answer = await self._send_message({**address, "message_thread_id": ""}, part)
         return _outcome(answer, address)
 
     async def show_working(self, address: Address) -> None:
@@ -143,15 +140,15 @@ class TelegramClient:
             await asyncio.sleep(pause)
             pause = min(pause * 2, Receiver.longest_pause_seconds)
 
-    async def _send_message(self, address: Address, part: Part, *, formatted: bool) -> TelegramAnswer:
+    async def _send_message(self, address: Address, part: Part) -> TelegramAnswer:
         answered = number_in(_numbers(address), "message_id") if part.number == 0 else None
         reply: Json = {"message_id": answered, "allow_sending_without_reply": True}
-        message: dict[str, Json] = {
-            "text": markdown_v2(part.text) if formatted else part.text,
-            "parse_mode": "MarkdownV2" if formatted else None,
-            "reply_parameters": None if answered is None else reply,
-        }
-        return await self.call("sendMessage", {**_chat_of(address), **message})
+        plain = {**_chat_of(address), "text": part.text, "reply_parameters": None if answered is None else reply}
+        formatted: dict[str, Json] = {"text": markdown_v2(part.text), "parse_mode": "MarkdownV2"}
+        answer = await self.call("sendMessage", {**plain, **formatted})
+        if answer.status == 400 and "migrate_to_chat_id" not in answer.parameters:
+            answer = await self.call("sendMessage", plain)
+        return answer
 
 
 class TelegramPolling(Receiver):

@@ -227,7 +227,7 @@ class WeComServiceClient(WeComClient):
             "text": {"content": part.text + CUT if is_cut else part.text},
         }
         answer = await self.api.call("kf/send_msg", message)
-        # WeCom documents that a repeated id is an error, but not the error's code. It means that the part has arrived.
+        # WeCom documents that a repeated id is an error, but not its code. The error means that the part has arrived.
         is_repeated = part.again and not answer.ok and "msgid" in text_in(answer.fields, "errmsg").lower()
         return Sent() if is_repeated else outcome_of(answer)
 
