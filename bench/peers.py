@@ -44,7 +44,7 @@ class Crowd:
     """The result of two processes that wrote turns to one conversation at once.
 
     - `told`: turns whose call returned without an error; `lost`: those of them that are not stored.
-    - `torn`: stored questions that are not directly followed by their answer.
+    - `torn`: those of them whose stored question is not directly followed by its answer.
     - `failed`: turns whose call raised an error, by the error's name.
     """
 
