@@ -85,7 +85,7 @@ async def open_app(
     """
     if works and (path := settings.database.path) is not None and is_read_only(path):
         raise StoreUnavailable(
-            f"{path} or its folder is read-only for this user; change this, or name another in THREADKEEP_DATABASE_URL."
+            f"{path} or its folder is read-only for this user; make both writable, or set THREADKEEP_DATABASE_URL."
         )
     trace_without_threads()
     model = make_model(settings.model)

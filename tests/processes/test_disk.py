@@ -154,7 +154,7 @@ def test_no_worker_starts_on_a_read_only_file(open_folder: Path) -> None:
     path.parent.chmod(0o777)
     child: Child[str] = Child(start_worker, path)
     assert child.result() == (
-        f"{path} or its folder is read-only for this user; change this, or name another in THREADKEEP_DATABASE_URL."
+        f"{path} or its folder is read-only for this user; make both writable, or set THREADKEEP_DATABASE_URL."
     )
 
 

@@ -274,7 +274,7 @@ async def _runs(driver: Driver) -> Finding:
     detail += f", {counts.set_aside:,} set aside after too many failures" if counts.set_aside else ""
     if gone := await driver.fetch(load_statements("runs_records.sql")["without_workflow"], {"limit": 1000}):
         names = _some([f"{run_id} ({workflow})" for run_id, workflow in gone])
-        detail += f". A worker lacks the workflows of runs, for which later turns of their sessions wait: {names}."
+        detail += f". A worker lacks the workflows of these runs, and later turns of their sessions wait: {names}."
         cure = f"Start a worker that has the workflow, or end the run: threadkeep runs cancel {gone[0][0]}"
         return Finding("runs", "warn", detail, cure)
     if counts.set_aside:

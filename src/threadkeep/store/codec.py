@@ -320,7 +320,7 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
     ready = prepare(turn.messages, count=count, stored_at=now)
     complete = [one for one in ready.messages if one.answers and one.status == "complete"]
     if len({one.id for one in complete}) > len({(one.answers, one.author, one.ordinal) for one in complete}):
-        raise InvalidMessage("An append has two complete answers of one author to a question; give them ordinals.")
+        raise InvalidMessage("An append has two complete answers of one author to a question; set different ordinals.")
     if turn.told or turn.told_at is not None:
         told_at = now if turn.told_at is None else time_text(turn.told_at)
         for message, columns in zip(ready.messages, ready.columns, strict=True):
