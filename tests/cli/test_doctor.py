@@ -533,7 +533,7 @@ def test_a_read_only_mount_is_found(cli: CommandLine) -> None:
         out, err = process.communicate()
     assert "its mount is read-only" in out
     assert "No data was found; check the id." in out
-    assert "database is unavailable, full or read-only" in err
+    assert "database is down, locked, full or read-only" in err
 
 
 def _on_a_read_only_mount(commands: Sequence[str]) -> int:

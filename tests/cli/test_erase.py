@@ -9,6 +9,8 @@ import pytest
 
 from tests.cli.running import CommandLine
 from tests.databases import execute
+from threadkeep.errors import StoreUnavailable
+from threadkeep.store.erasing import TableErasing
 
 
 def test_a_person_is_erased_with_a_receipt(any_cli: CommandLine) -> None:
@@ -123,3 +125,24 @@ def test_an_id_without_data_is_not_reported_as_erased(cli: CommandLine) -> None:
             assert (done.exit_code, done.out) == (0, "No data was found; check the id.\n")
     assert cli("erase", "user", "ann", "--yes").out.endswith("Erased.\n")
     assert cli("persons", "list").err == "There are no persons yet.\n"
+
+
+@pytest.mark.parametrize("subject", ["user", "session"])
+def test_an_interrupted_erase_says_that_some_data_may_be_erased(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, subject: str
+) -> None:
+    """The disk becomes full after the sessions are deleted; a second call does the rest, and its receipt counts all."""
+    cli.store("a", "hi", "hello", user_id="ann")
+    command = ("erase", subject, {"user": "ann", "session": "a"}[subject], "--yes", "--json")
+
+    async def full(*_: object) -> None:
+        raise StoreUnavailable("The disk is full.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(TableErasing, "delete_person", full)
+        failed = cli(*command)
+    assert failed.exit_code == 1
+    assert "The disk is full. Some data may be erased already; erase again to continue." in failed.err
+    assert cli("sessions", "list", "--json").json["sessions"] == []
+    done = cli(*command)
+    assert (done.exit_code, done.json["complete"], done.json["sessions"]) == (0, True, 1)

@@ -106,8 +106,7 @@ class Eraser:
         not_reached = [*remains, *await self._elsewhere(wanted), *_ALWAYS]
         # After an interruption, put the counts of the first attempt into the receipt.
         interrupted = await self._interrupted(subject)
-        known = interrupted.get("found", {})
-        before = {name: max(count, known.get(name, 0)) for name, count in found.items()}
+        before = {name: max(count, interrupted.get("found", {}).get(name, 0)) for name, count in found.items()}
         after = found
         if dry_run and interrupted:
             not_reached.insert(0, "data that an incomplete erase left: erase again")
@@ -311,19 +310,17 @@ class Eraser:
 
     async def _interrupted(self, subject: str) -> dict[str, Any]:
         """Return the `ids` and the counts (`found`) of an incomplete erasure, if there is one."""
-        known: dict[str, Any] = json.loads(await self._memory.channels.state.value(_SCOPE, subject) or "{}")
-        return known
+        return dict(json.loads(await self._memory.channels.state.value(_SCOPE, subject) or "{}"))
 
     async def _digest(self, *, dry_run: bool = False) -> Callable[[str], str]:
-        digest = await self._memory.text_digests.digest()
-        if digest is None and dry_run:
+        if (digest := await self._memory.text_digests.digest()) is not None:
+            return digest
+        if dry_run:
             # Without a key, no erasure has begun, and nobody verifies the receipt of a dry run: use a random digest.
             return lambda text: secrets.token_hex(16)
-        if digest is None:
-            raise StoreUnavailable(
-                "No receipt can be signed: the database is unavailable, full or read-only; see `threadkeep doctor`."
-            )
-        return digest
+        raise StoreUnavailable(
+            "No receipt can be signed: the database is down, locked, full or read-only; see `threadkeep doctor`."
+        )
 
 
 def _kind(wanted: Erasable) -> ErasedKind:

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from types import TracebackType
 from typing import Any, Self
 
-from threadkeep.errors import GraphitiError, KnowledgeNotFound
+from threadkeep.errors import GraphitiError, KnowledgeNotFound, StoreUnavailable
 from threadkeep.history import memory as history
 from threadkeep.history.erase import Eraser, Verification
 from threadkeep.history.memory_options import MemoryOptions
@@ -79,11 +79,16 @@ class Memory(history.Memory):
             StoreUnavailable: a database does not answer; repeat the call.
         """
         wanted = await self.eraser.continued(await self.eraser.wanted(session_id, user_id), dry_run=dry_run)
-        groups, remains = ErasedStore(_GROUPS, 0, 0), list[str]()
-        if not dry_run:
-            await self.eraser.begin(wanted)
+        if dry_run:
+            nothing = ErasedStore(_GROUPS, 0, 0)
+            return await self.eraser.erase(wanted, dry_run=True, vacuum=vacuum, groups=nothing, remains=())
+        await self.eraser.begin(wanted)
+        try:
             groups, remains = await self._purge_graphs(wanted)
-        return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, groups=groups, remains=remains)
+            return await self.eraser.erase(wanted, dry_run=False, vacuum=vacuum, groups=groups, remains=remains)
+        except StoreUnavailable as error:
+            error.add_note("Some data may be erased already; erase again to continue.")
+            raise
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
         """Yield a person's data, under all their ids, as lines of JSON: the data that `erase` would delete.
@@ -116,9 +121,8 @@ class Memory(history.Memory):
         deleted = set(await self.eraser.rows.groups_without_session()) if wanted.ids else set()
         if not self.graphiti.is_on and (groups := await self.eraser.groups(wanted) + len(deleted)):
             remains.append(f"Graphiti: {groups} groups; erase again in a process with Graphiti enabled")
-        scopes = [Scope("user", id_) for id_ in wanted.ids]
-        scopes += [Scope("session", session_id) for session_id in await self.eraser.rows.sessions(wanted)]
-        scopes += [Scope("session", session_id) for session_id in sorted(deleted)]
+        sessions = [*await self.eraser.rows.sessions(wanted), *sorted(deleted)]
+        scopes = [Scope("user", id_) for id_ in wanted.ids] + [Scope("session", id_) for id_ in sessions]
         for scope in dict.fromkeys(scopes) if self.graphiti.is_on else ():
             try:
                 found = await self.graphiti.purge(scope, all_ids=False)
