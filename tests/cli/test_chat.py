@@ -22,6 +22,8 @@ from tests.limits import HANG_SECONDS
 from threadkeep import app
 from threadkeep.cli import main
 from threadkeep.history.memory import Memory
+from threadkeep.records.runs import NewRun
+from threadkeep.runs.chat import Chat
 from threadkeep.testing import Gate, ScriptedModel
 
 pytestmark = pytest.mark.process
@@ -34,6 +36,12 @@ def scripted_chat(_: Sequence[str] = ()) -> int:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     model = ScriptedModel([["Slowly, ", Gate(), "never said"], "Quick as ever.", "Done."])
     app.make_model = lambda *_, **__: model  # type: ignore[attr-defined]
+    return main(["chat", "--session", "a"])
+
+
+def impatient_chat(_: Sequence[str] = ()) -> int:
+    """Chat, and wait only briefly for a turn of another process."""
+    (Chat.__init__.__kwdefaults__ or {})["elsewhere_seconds"] = 0.1
     return main(["chat", "--session", "a"])
 
 
@@ -201,3 +209,19 @@ def test_a_chat_with_an_unknown_model_is_refused(cli: CommandLine) -> None:
     assert outcome.exit_code == 1
     assert outcome.problem["type"] == "urn:threadkeep:invalid-settings"
     assert "THREADKEEP_MODEL" in outcome.problem["detail"]
+
+
+def test_a_turn_that_waits_for_a_dead_process_fails(cli: CommandLine) -> None:
+    """As after a restore: a chat executes no run of another process. It says so, and exits with 1."""
+
+    async def begin(memory: Memory) -> None:
+        await memory.runs.order.add(
+            NewRun(run_id="r1", workflow="chat", input={"text": "hi"}, session_id="a"), owner="x"
+        )
+
+    cli.with_memory(begin)
+    with ForkedCommand(impatient_chat, (), os.environ) as process:
+        out, err = process.communicate("hello\n")
+    assert "Another process is answering in this session" in err
+    assert "stored as interrupted" not in out + err
+    assert process.returncode == 1

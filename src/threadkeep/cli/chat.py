@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import typer
 
-from threadkeep.cli.commands import Problem, problem_of
+from threadkeep.cli.commands import problem_of
 from threadkeep.cli.context import CallChoice, preview_options, show_now
 from threadkeep.cli.run_output import Answer
 from threadkeep.cli.shared import command_settings, handled_signals, on_this_database, opened_app, session_ids
@@ -150,10 +150,8 @@ class Conversation:
             self._turn = self._chat.begin(request)
             if (answer := await self._answer.show(self._turn)) is not None:
                 self._answered.append((answer.usage, answer.context, time.perf_counter() - started))
-        except Interrupted:
-            self._answer.fail(Problem("interrupted", "Stopped; the part so far is stored as interrupted."))
         except ThreadkeepError as error:
-            self._failed += 1
+            self._failed += not (isinstance(error, Interrupted) and self._stopped)
             self._answer.fail(problem_of(error))
         except asyncio.CancelledError:
             if self._turn is not None:
