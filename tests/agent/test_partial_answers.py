@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from langchain_core.language_models.llms import LLM
 from langchain_core.messages import HumanMessage
+from langchain_core.outputs import GenerationChunk
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from tests.agent.talking import ROOM, Agent, add, adding, ask, config_of, kept_with_status, make_agent, seen, tokens
-from threadkeep import Memory, Message, SessionMemory
+from threadkeep import Memory, Message, SessionMemory, session_turn
+from threadkeep.errors import StoreUnavailable
 from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.records import Turn
+from threadkeep.store.tables import TableTranscripts
 from threadkeep.testing import Gate, ScriptedModel
 
 PARTIAL = ("assistant", "It is ", "interrupted")
@@ -165,3 +170,39 @@ async def test_the_partial_answer_of_the_second_agent_is_replaced(memory: Memory
     await memory.session(ROOM).append([Message(role="user", content="Write.", id="m1"), draft, remarks])
     await graph.compile().ainvoke({"messages": [HumanMessage("Write.", id="m1")]}, config_of())
     assert [words for _, words, _ in await kept_with_status(memory)] == ["Write.", "A draft.", "It is fine."]
+
+
+class FailingLLM(LLM):
+    """A text model, whose pieces have no message id. It fails after the first piece."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "failing"
+
+    def _call(self, *_: Any, **__: Any) -> str:
+        raise NotImplementedError
+
+    async def _astream(
+        self, prompt: str, stop: Any = None, run_manager: Any = None, **_: Any
+    ) -> AsyncIterator[GenerationChunk]:
+        await run_manager.on_llm_new_token("It is ")
+        yield GenerationChunk(text="It is ")
+        raise ConnectionError("gone")
+
+
+async def test_a_partial_answer_without_an_id_is_stored_once(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response of the database to the first write is lost, so the answer is written again."""
+    append = TableTranscripts.append_joined
+
+    async def lose(transcripts: TableTranscripts, turn: Turn, join: Any) -> Any:
+        stored = await append(transcripts, turn, join)
+        if turn.answers is not None:
+            raise StoreUnavailable("lost")
+        return stored
+
+    monkeypatch.setattr(TableTranscripts, "append_joined", lose)
+    with pytest.raises(ConnectionError, match="gone"):
+        async with session_turn(memory, [HumanMessage("q", id="m1")], config_of()):
+            [_ async for _ in FailingLLM().astream("q")]
+    await memory.pending.deliver()
+    assert await kept_with_status(memory) == [("user", "q", "complete"), ("assistant", "It is ", "failed")]

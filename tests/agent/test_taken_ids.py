@@ -24,7 +24,7 @@ from tests.web.services import opened_app, settings_for
 from threadkeep import Memory, MemoryOptions, SessionMemory, memory_node, open_memory, recorded, session_turn
 from threadkeep.records import Receipt, Turn
 from threadkeep.runs.requests import RunRequest
-from threadkeep.testing import ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel
 
 CONFIG: Any = config_of()
 
@@ -69,6 +69,26 @@ async def test_each_question_keeps_its_own_answer(small_memory: Memory, kind: st
     again = await graph.ainvoke(input_of("q1", "m1"), CONFIG)
     assert again["messages"][-1].text == "two"
     assert await session.count() == 6
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_each_partial_answer_of_a_question_replaces_the_one_before(
+    database_url: str, memory_options: MemoryOptions, transcripts: Any
+) -> None:
+    """The provider gives all answers one id, and the question is asked again after each of them."""
+    replies: list[Any] = [[AIMessage(text, id="fixed"), Gate()] for text in ("It ", "It is ", "Well ")]
+    async with open_memory(database_url, options=replace(memory_options, transcripts=transcripts)) as memory:
+        agent: Any = create_agent(ScriptedModel([*replies, "blue"]), [], middleware=[SessionMemory(memory)])
+        for partial in ("It ", "It is ", "Well "):
+            reading = agent.astream(input_of("q", "m1"), CONFIG, stream_mode="messages")
+            await anext(reading)
+            await reading.aclose()
+            [_, stored] = await memory.session(ROOM).tail(9)
+            assert (stored.content, stored.status) == (partial, "interrupted")
+        await agent.ainvoke(input_of("q", "m1"), CONFIG)
+        [_, stored] = await memory.session(ROOM).tail(9)
+        assert (stored.content, stored.status) == ("blue", "complete")
+        assert len(await memory.session(ROOM).tail(9, view="history")) == 5
 
 
 async def test_session_turn_returns_the_stored_id(small_memory: Memory) -> None:

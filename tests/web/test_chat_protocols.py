@@ -410,6 +410,17 @@ async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None
     assert [one["messageId"] for one in first if "messageId" in one] == [first[-2]["messages"][1]["id"]] * 3
 
 
+async def test_a_repeated_request_of_ag_ui_sends_the_text_of_its_answer_once(tmp_path: Path) -> None:
+    """A client appends each piece to the message with this id, so the first snapshot must not have this message."""
+    async with service(tmp_path, ScriptedModel(["one"])) as client:
+        body = run_input([{"id": "a", "role": "user", "content": "first"}])
+        await parts_of(client, "/api/v1/ag-ui", body)
+        parts = await parts_of(client, "/api/v1/ag-ui", body)
+    assert [one["content"] for one in parts[1]["messages"]] == ["first"]
+    assert "".join(one.get("delta", "") for one in parts) == "one"
+    assert [one["content"] for one in parts[-2]["messages"]] == ["first", "one"]
+
+
 async def test_a_queued_run_of_ag_ui_begins_with_the_answer_before_it(tmp_path: Path) -> None:
     """A client that has aborted a run, and sends its next message meanwhile, shows the messages in their order.
 

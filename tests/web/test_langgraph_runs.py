@@ -620,9 +620,11 @@ async def test_a_reloaded_page_joins_a_run_in_the_modes_of_its_request(tmp_path:
             gate.open()
             joined = await client.get(f"/threads/t1/runs/{run_id}/stream", headers={"Last-Event-ID": "-1"})
             after = await langgraph.threads.get_state("t1")
+            both = await client.get("/threads/t1/stream", params={"stream_mode": ["run_modes", "updates"]})
     names = [line.removeprefix("event: ") for line in joined.text.splitlines() if line.startswith("event: ")]
     assert "messages" in names
     assert names[-2:] == ["values", "end"]
+    assert all(f"event: {name}" in both.text for name in ("values", "messages", "updates"))
     assert (state["next"], after["next"]) == (["chat"], [])
 
 

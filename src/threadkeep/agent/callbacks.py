@@ -290,8 +290,8 @@ class PartialAnswer(BaseCallbackHandler):
 
     @property
     def answer(self) -> AIMessage | str:
-        """The text so far, as a message with the id under which it was streamed; an empty text if there is none."""
-        return AIMessage(self.text, id=self.message_id) if self.text else ""
+        """The text so far, as a message with the id under which it was streamed, if both are known."""
+        return AIMessage(self.text, id=self.message_id) if self.text and self.message_id else self.text
 
     @contextmanager
     def listening(self, config: RunnableConfig) -> Iterator[None]:

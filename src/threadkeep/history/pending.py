@@ -501,7 +501,7 @@ def _completes(answer: Message, stored: Message) -> bool:
 
 
 def _is_same(answer: Message, stored: Message) -> bool:
-    """Return True if two messages are the same answer to the same question."""
+    """Return True if two messages are the same answer to the same question. Partial answers must have the same text."""
     if (answer.answers, answer.status) != (stored.answers, stored.status):
         return False
-    return (answer.author, answer.ordinal) == (stored.author, stored.ordinal) or answer.content == stored.content
+    return answer.content == stored.content or (answer.status == "complete" and answer.answer_key == stored.answer_key)

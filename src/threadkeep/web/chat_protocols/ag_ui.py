@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.agent.counting import media_type
 from threadkeep.app import App
+from threadkeep.records import Message
 from threadkeep.records.json_values import example
 from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatTurn
 from threadkeep.web.api.parameters import AppInUse
@@ -34,11 +35,7 @@ _EXAMPLE = (
 class RunAgentBody(
     BaseModel,
     json_schema_extra=example(
-        threadId="session-123",
-        runId="r1",
-        messages=[{"id": "m1", "role": "user", "content": "Hello"}],
-        tools=[],
-        context=[],
+        threadId="session-123", runId="r1", messages=[{"id": "m1", "role": "user", "content": "Hello"}]
     ),
 ):
     """A request for a run. `state`, `tools` and `context` are accepted and have no effect."""
@@ -77,7 +74,10 @@ class _Events(StreamParts):
 
     async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
         if event is not None and self._begun is None:  # the turn begins now, so earlier turns have ended
-            self._before = await self._snapshot()
+            rows, answer_id = await self._session.tail(_MOST), getattr(event, "answer_id", None)
+            while rows and rows[-1].answers == turn.message_id and answer_id in (None, rows[-1].id):
+                rows.pop()  # its text follows, and a client would append this text to the message
+            self._before = self._snapshot(rows)
             if turn.message_id not in [one["id"] for one in self._before]:
                 # Add the question, because a client drops messages that the snapshot lacks.
                 self._before.append(self._message(turn.message_id, "user", turn.request.text))
@@ -98,14 +98,14 @@ class _Events(StreamParts):
         yield json_event({"type": "TEXT_MESSAGE_END", "messageId": message_id})
 
     async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
-        yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": await self._snapshot()})
+        yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": self._snapshot(await self._session.tail(_MOST))})
         yield json_event({"type": "RUN_FINISHED", **self._names, "outcome": {"type": "success"}})
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
         yield json_event({"type": "RUN_ERROR", "message": problem.detail, "code": problem.type})
 
-    async def _snapshot(self) -> list[dict[str, Any]]:
-        return [self._message(one.id, one.role, one.content) for one in await self._session.tail(_MOST)]
+    def _snapshot(self, rows: Sequence[Message]) -> list[dict[str, Any]]:
+        return [self._message(one.id, one.role, one.content) for one in rows]
 
     def _message(self, message_id: str | None, role: str, text: str) -> dict[str, Any]:
         return {"id": message_id, "role": role, "content": self._sent.get(str(message_id), text)}
@@ -120,9 +120,8 @@ class _Events(StreamParts):
 async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer the new messages of a thread. Messages with a stored id are not stored again."""
     user_id = caller.user(body.prop("user_id"))
-    turn = await Sent(_in_langchain(body.messages), body.thread_id, user_id, body.prop("workflow") or CHAT).begin(
-        app, stream=True
-    )
+    sent = Sent(_in_langchain(body.messages), body.thread_id, user_id, body.prop("workflow") or CHAT)
+    turn = await sent.begin(app, stream=True)
     return await open_stream(turn, _Events(app, body, user_id), request)
 
 

@@ -63,7 +63,7 @@ class RunEvents:
 
     `paused` is true while the run waits for a person, until `go_on` is called. `paused_at` is the number of events up
     to the last pause. `failed` is true if events could not be read. `commanded` is true if a command of this protocol
-    started or resumed the run in this process, and `modes` are the stream modes of a v1 request that did. `readers`
+    started or resumed the run in this process. `modes` are a v1 request's stream modes, by default `values`. `readers`
     contains, for each reader that is reading the events or has read all of them, the channels that it chose.
     """
 

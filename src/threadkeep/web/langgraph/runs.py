@@ -367,7 +367,7 @@ async def _join(
         after = 0  # no event of this run has this id
     events = await asked.events(run)
     events.number_after(after)
-    chosen = [mode for mode in modes or () if mode not in ("", "run_modes")]
+    chosen = [one for mode in modes or [""] for one in (events.modes if mode in ("", "run_modes") else [mode])]
     elsewhere = after > 0 and stream_id != events.stream_id
-    parts = encoded_parts(events, chosen or events.modes, after=after, omit_pieces=elsewhere)
+    parts = encoded_parts(events, chosen, after=after, omit_pieces=elsewhere)
     return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))

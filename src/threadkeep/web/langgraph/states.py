@@ -117,7 +117,7 @@ _RUNS = 20
 class Thread:
     """A thread: its session and its runs (see `runs_of`). `info` is None before a message is stored.
 
-    `created` is the thread as a client has created it, until its first run.
+    `created` is set only if a client has created the thread and it has had no run yet.
     """
 
     thread_id: str
@@ -201,7 +201,7 @@ def is_creation(message: Message) -> bool:
 async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
     """Return the state of a thread after its newest message, or at the checkpoint `at`."""
     state = next(_states(thread, await messages_in(thread.session, at), newest=at is None))
-    if at is None and not state.next:  # `useStream` of @langchain/react follows an active run only if `next` has it
+    if at is None and not state.next:  # `useStream` of @langchain/react joins an active run only if `next` is not empty
         state.next = [run.workflow for run in thread.runs if run.status in ACTIVE][:1]
     return state
 
