@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import typer
 
-from threadkeep.cli.commands import problem_of
+from threadkeep.cli.commands import Problem, problem_of
 from threadkeep.cli.context import CallChoice, preview_options, show_now
 from threadkeep.cli.run_output import Answer
 from threadkeep.cli.shared import command_settings, handled_signals, on_this_database, opened_app, session_ids
@@ -42,6 +42,7 @@ COMMANDS = {
     "/reset": "start afresh; the transcript stays",
     "/quit": "leave (so do Ctrl-C and Ctrl-D)",
 }
+_STOPPED = Problem("interrupted", "Stopped; the part so far is stored as interrupted.")
 
 
 async def chat(
@@ -107,12 +108,9 @@ class Conversation:
     def __init__(
         self, chat: Chat, memory: Memory, choice: CallChoice, *, preview: PreviewOptions, notices: Notices
     ) -> None:
-        self._chat = chat
-        self._memory = memory
-        self._choice = choice
+        self._chat, self._memory, self._choice = chat, memory, choice
         self._session = memory.session(choice.session_id or "", user_id=choice.user_id)
-        self._preview = preview
-        self._notices = notices
+        self._preview, self._notices = preview, notices
         self._answer = Answer()
         self._answered: list[tuple[ChatUsage, ChatContext, float]] = []
         self._failed = 0
@@ -144,6 +142,7 @@ class Conversation:
 
         started = time.perf_counter()
         self._answer.begin()
+        self._stopped = False
         try:
             session_id, user_id = self._session.session_id, self._session.user_id
             request = RunRequest(workflow=CHAT, text=text, session_id=session_id, user_id=user_id, trigger="cli")
@@ -151,8 +150,9 @@ class Conversation:
             if (answer := await self._answer.show(self._turn)) is not None:
                 self._answered.append((answer.usage, answer.context, time.perf_counter() - started))
         except ThreadkeepError as error:
-            self._failed += not (isinstance(error, Interrupted) and self._stopped)
-            self._answer.fail(problem_of(error))
+            stopped = self._stopped and isinstance(error, Interrupted)
+            self._failed += not stopped
+            self._answer.fail(_STOPPED if stopped else problem_of(error))
         except asyncio.CancelledError:
             if self._turn is not None:
                 self._chat.stop(self._turn)
