@@ -14,7 +14,7 @@ from agno.run.agent import RunOutput
 from agno.run.base import RunStatus
 from agno.session import AgentSession
 
-from bench.contenders import Place, TurnTexts
+from bench.contenders import OneByOne, Place, TurnTexts
 
 _AGENT = "bench"
 
@@ -48,7 +48,7 @@ class AgnoConversation:
         return found.get_messages(limit=limit) if isinstance(found, AgentSession) else []
 
 
-class AgnoContender:
+class AgnoContender(OneByOne):
     """A database of agno."""
 
     def __init__(self, database: AsyncSqliteDb) -> None:
@@ -61,15 +61,6 @@ class AgnoContender:
         if not isinstance(session, AgentSession):
             session = AgentSession(session_id, agent_id=_AGENT, session_data={}, created_at=int(time.time()))
         yield AgnoConversation(self._database, session)
-
-    async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
-        """Store many turns, one after the other."""
-        async with self.conversation(session_id) as conversation:
-            for turn in turns:
-                await conversation.append(turn)
-
-    async def settle(self) -> None:
-        """Do nothing, because no work is deferred."""
 
 
 @asynccontextmanager

@@ -52,6 +52,23 @@ class Contender(Protocol):
         ...
 
 
+class OneByOne:
+    """A base class of contenders that store one turn at a time, and defer no work."""
+
+    def conversation(self, session_id: str) -> AbstractAsyncContextManager[Conversation]:
+        """Open a session to append to and read from."""
+        raise NotImplementedError
+
+    async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
+        """Store many turns, one after the other."""
+        async with self.conversation(session_id) as conversation:
+            for turn in turns:
+                await conversation.append(turn)
+
+    async def settle(self) -> None:
+        """Do nothing, because no work is deferred."""
+
+
 @dataclass(frozen=True)
 class Place:
     """The location of a contender's data: a new folder, and on PostgreSQL a new database."""

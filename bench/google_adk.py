@@ -11,7 +11,7 @@ from google.adk.sessions import DatabaseSessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai.types import Content, Part
 
-from bench.contenders import Place, TurnTexts, write_ahead
+from bench.contenders import OneByOne, Place, TurnTexts, write_ahead
 
 _OWNER = {"app_name": "bench", "user_id": "ann"}
 
@@ -39,7 +39,7 @@ class AdkConversation:
         return [] if found is None else found.events
 
 
-class AdkContender:
+class AdkContender(OneByOne):
     """A session service."""
 
     def __init__(self, service: DatabaseSessionService) -> None:
@@ -53,15 +53,6 @@ class AdkContender:
         yield AdkConversation(
             self._service, session or await self._service.create_session(**_OWNER, session_id=session_id)
         )
-
-    async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
-        """Store many turns; the service has no call for several."""
-        async with self.conversation(session_id) as conversation:
-            for turn in turns:
-                await conversation.append(turn)
-
-    async def settle(self) -> None:
-        """Do nothing, because no work is deferred."""
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import Memory
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from bench.contenders import Place, TurnTexts, write_ahead
+from bench.contenders import OneByOne, Place, TurnTexts, write_ahead
 from bench.plan import TAIL_MESSAGES
 
 
@@ -31,7 +31,7 @@ class LlamaConversation:
         return found[-limit:]
 
 
-class LlamaContender:
+class LlamaContender(OneByOne):
     """The memories of one database."""
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -41,15 +41,6 @@ class LlamaContender:
     async def conversation(self, session_id: str) -> AsyncIterator[LlamaConversation]:
         """Yield the memory of a session, with the default limits."""
         yield LlamaConversation(Memory.from_defaults(session_id=session_id, async_engine=self._engine))
-
-    async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
-        """Store many turns, one after the other, because the memory archives old messages with each turn."""
-        async with self.conversation(session_id) as conversation:
-            for turn in turns:
-                await conversation.append(turn)
-
-    async def settle(self) -> None:
-        """Do nothing, because no work is deferred."""
 
 
 @asynccontextmanager
