@@ -30,7 +30,7 @@ from bench.sections import PAGE, put_section
 from bench.tables import Sheet, markdown
 from bench.texts import turns
 
-FULL = Plan(engines=("sqlite",), stored=(0, 100, 1_000), rounds=40, copies=2)
+_FULL = Plan(engines=("sqlite",), stored=(0, 100, 1_000), rounds=40, copies=2)
 _QUICK = Plan(
     engines=("sqlite",), stored=(0, 20), rounds=2, repeats=2, copies=1, burst_rounds=1, burst_seconds=0.1, sessions=3
 )
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str], docs: Path) -> int:
         [entry] = [entry for entry in FIELD if entry.name == given.writer]
         print(json.dumps(asyncio.run(_write(entry, given.folder, given.number, size))))
         return 0
-    plan = replace(_QUICK if given.quick else FULL, only=tuple(given.only))
+    plan = replace(_QUICK if given.quick else _FULL, only=tuple(given.only))
     results, crowds, weights = asyncio.run(_measured(plan, size))
     table = markdown(sheet(results, crowds, weights))
     print(table, *results.notes, sep="\n")

@@ -473,6 +473,20 @@ async def test_an_answer_in_the_session_of_another_user_is_not_marked_as_deliver
     assert answer.content == "yes"
 
 
+@pytest.mark.parametrize("ordinal", [None, 1])
+async def test_two_complete_answers_to_a_question_in_one_append_are_refused(
+    memory: Memory, ordinal: int | None
+) -> None:
+    """An answer without an ordinal is the first one. Answers with different ordinals are stored."""
+    session = memory.session("room")
+    await session.append([Message("user", "q", id="q")])
+    one = Message("assistant", "one", id="a1", answers="q")
+    with pytest.raises(InvalidMessage, match="two complete answers of one author"):
+        await session.append([one, replace(one, id="a2", ordinal=ordinal)])
+    await session.append([one, replace(one, id="a2", ordinal=2)])
+    assert await session.count() == 3
+
+
 async def test_answers_in_the_session_of_another_user_are_not_found(memory: Memory) -> None:
     mine = memory.session("room", user_id="u1")
     await mine.append([Message("user", "q", id="q"), Message("assistant", "a", id="a", answers="q")])

@@ -113,9 +113,8 @@ class Conversation:
         self._preview, self._notices = preview, notices
         self._answer = Answer()
         self._answered: list[tuple[ChatUsage, ChatContext, float]] = []
-        self._failed = 0
+        self._failed, self._stopped = 0, False
         self._turn: ChatTurn | None = None
-        self._stopped = False
 
     async def run(self, lines: AsyncIterator[str], *, prompted: bool) -> bool:
         """Answer the lines one after another. `prompted` is true if a person enters them at a prompt, not in a pipe.
@@ -140,9 +139,8 @@ class Conversation:
         from threadkeep.runs.requests import RunRequest
         from threadkeep.workflows.built_in import CHAT
 
-        started = time.perf_counter()
+        started, self._stopped = time.perf_counter(), False
         self._answer.begin()
-        self._stopped = False
         try:
             session_id, user_id = self._session.session_id, self._session.user_id
             request = RunRequest(workflow=CHAT, text=text, session_id=session_id, user_id=user_id, trigger="cli")

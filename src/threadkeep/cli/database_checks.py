@@ -41,7 +41,6 @@ from threadkeep.store.partitions import PartitionState, partition_state
 from threadkeep.store.private_files import is_read_only, nearest_existing
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import MUCH_UNINDEXED
-from threadkeep.store.statements import load_statements
 
 _DATABASE_SECONDS = 5.0
 _INTEGRITY_SECONDS = 60.0
@@ -272,7 +271,7 @@ async def _runs(driver: Driver) -> Finding:
     counts = await runs.records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} running, {counts.waiting:,} waiting for a person"
     detail += f", {counts.set_aside:,} set aside after too many failures" if counts.set_aside else ""
-    if gone := await driver.fetch(load_statements("runs_records.sql")["without_workflow"], {"limit": 1000}):
+    if gone := await runs.records.without_workflow():
         names = _some([f"{run_id} ({workflow})" for run_id, workflow in gone])
         detail += f". A worker lacks the workflows of these runs, and later turns of their sessions wait: {names}."
         cure = f"Start a worker that has the workflow, or end the run: threadkeep runs cancel {gone[0][0]}"

@@ -75,7 +75,7 @@ class Memory:
         clock = options.clock
         self.opened_with: tuple[DatabaseAddress, MemoryOptions] | None = (parts.address, options)
         self._use(parts.backend)
-        self._address = parts.address
+        address = self._address = parts.address
         self._driver = driver
         self._conversations = parts.conversations
         self.runs = Runs(driver, clock=clock, trace_limits=options.run_trace_limits)
@@ -97,7 +97,6 @@ class Memory:
         )
         self.observers = observers
         self.clock = clock
-        address = parts.address
         with _identifying:  # the identity differs in a forked process
             self.identity = _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
         self.work_for_all: list[asyncio.Task[None]] = []

@@ -318,8 +318,8 @@ def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
         InvalidMessage: the turn has no messages, or one of them cannot be stored.
     """
     ready = prepare(turn.messages, count=count, stored_at=now)
-    complete = [one for one in ready.messages if one.answers and one.status == "complete"]
-    if len({one.id for one in complete}) > len({(one.answers, one.author, one.ordinal) for one in complete}):
+    answers = {(one.answer_key, one.id) for one in ready.messages if len(ready.messages) > 1 and one.answer_key}
+    if len(answers) > len({key for key, _ in answers}):
         raise InvalidMessage("An append has two complete answers of one author to a question; set different ordinals.")
     if turn.told or turn.told_at is not None:
         told_at = now if turn.told_at is None else time_text(turn.told_at)

@@ -320,6 +320,10 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         rows = await self._driver.fetch(self._sql["counts"], {"limit": limit})
         return RunCounts(**{state: int(count) for state, count in rows})
 
+    async def without_workflow(self, *, limit: int = 1000) -> list[tuple[str, str]]:
+        """Return the ids and workflows of unfinished runs that wait because a worker lacks their workflow."""
+        return [(row[0], row[1]) for row in await self._driver.fetch(self._sql["without_workflow"], {"limit": limit})]
+
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
         """Delete runs, their roots, and all descendants, except runs that belong to a session; return the number."""
         async with self._driver.writing() as connection:
