@@ -95,6 +95,7 @@ def _serve(place: Path) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     known: _State
+    disable_nagle_algorithm = True
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:

@@ -74,6 +74,10 @@ class FakeWeCom:
         """Refuse the next messages with these codes; for 0, accept one and break the connection before the response."""
         self._control("refuse", codes=codes)
 
+    def accept(self) -> None:
+        """Accept messages again, although not all codes of `refuse` were used."""
+        self._control("accept")
+
     def refuse_pages(self, *codes: int) -> None:
         """Refuse the next calls for pages with these codes; answer a call whose code is 0."""
         self._control("refuse_pages", codes=codes)
@@ -119,6 +123,7 @@ def _serve(place: Path) -> None:
 
 class _Handler(BaseHTTPRequestHandler):
     known: _State
+    disable_nagle_algorithm = True
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -233,6 +238,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _control_refuse(self, values: Values) -> None:
         self.known.refusals += values["codes"]
+
+    def _control_accept(self, _: Values) -> None:
+        self.known.refusals.clear()
 
     def _control_refuse_pages(self, values: Values) -> None:
         self.known.page_codes += values["codes"]

@@ -415,7 +415,7 @@ async def test_a_reply_is_sent_once_after_a_broken_connection(tmp_path: Path, we
 
 async def test_a_failure_that_is_reported_before_a_repeat_is_recorded(tmp_path: Path, wecom: FakeWeCom) -> None:
     """The connection broke after WeCom had accepted the only part, so the outbox does not know that it was sent."""
-    wecom.refuse(0, *repeat(45009, 40))
+    wecom.refuse(0, *repeat(45009, 200))
     wecom.write(item("a"))
     async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
         await desk.say("")
@@ -425,6 +425,7 @@ async def test_a_failure_that_is_reported_before_a_repeat_is_recorded(tmp_path: 
         await until(desk.outbox_is_idle)
         [failed] = await desk.memory.channels.outbox.entries(status="failed")
         assert (failed.error, failed.parts_sent) == ("ReplyTimeOver", 0)
+        wecom.accept()
         assert await desk.memory.channels.outbox.retry(failed.number)
         assert await desk.answered(2) == ["ok", "ok"]
 
