@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 _PDEATHSIG = 1
-# `cat` ends when the other end of its pipe is closed, by hand or by the kernel.
+# `cat` ends when the other end of its pipe is closed, by hand or by the kernel. The server removes its file of the id
+# last; afterwards the id still exists until the first process of the machine asks for the status, for seconds in some
+# containers.
 _STOP_POSTGRES = """
 cat > /dev/null
 pid=$(head -n 1 "$1/data/postmaster.pid" 2> /dev/null) && kill -QUIT "$pid"
 tries=0
-while [ -n "$pid" ] && kill -0 "$pid" 2> /dev/null && [ "$tries" -lt 100 ]; do
-    sleep 0.1
+while [ -n "$pid" ] && [ -e "$1/data/postmaster.pid" ] && kill -0 "$pid" 2> /dev/null && [ "$tries" -lt 200 ]; do
+    sleep 0.05
     tries=$((tries + 1))
 done
 rm -rf "$1"
