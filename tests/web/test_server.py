@@ -122,10 +122,9 @@ async def test_a_shutdown_ends_requests_that_wait_for_other_processes(tmp_path: 
 async def test_a_shutdown_ends_requests_that_wait_for_the_database(tmp_path: Path) -> None:
     """A request that cannot store its run within the time of a shutdown gets a problem document."""
     database = tmp_path / "test.db"
-    async with (
-        opened_app(ScriptedModel([]), settings_for(tmp_path, database_url=f"sqlite:///{database}")) as app,
-        served(app) as (client, server),
-    ):
+    # The request ends when its wait for the lock ends, which must be after the shutdown began.
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", lock_timeout=3.0)
+    async with opened_app(ScriptedModel([]), settings) as app, served(app) as (client, server):
         await app.runs.service()
         server.config.timeout_graceful_shutdown = 0
         with contextlib.closing(sqlite3.connect(database)) as other:

@@ -204,6 +204,7 @@ async def test_an_erase_is_complete_only_after_the_server_has_stored_the_accepte
 ) -> None:
     """Otherwise they restore the deleted groups later. A repeated erase then deletes these."""
     monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._QUEUE_LOOK_SECONDS", 0.01)
     graphiti.backend, graphiti.auto = "neo4j", False
     async with opening(scopes=("session", "user")) as memory:
         await allow(memory)
