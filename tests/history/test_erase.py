@@ -405,9 +405,10 @@ async def test_erasing_a_user_named_like_a_namespace_keeps_the_data_of_others(ke
 
 
 async def test_a_reader_of_the_file_blocks_neither_the_erase_nor_writers(
-    sqlite_url: str, memory_options: MemoryOptions
+    sqlite_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An open read transaction keeps the WAL: the receipt names it, and a repeated erase empties it."""
+    monkeypatch.setattr("threadkeep.store.erasing._LOG_TRIES", 10)
     async with open_memory(sqlite_url, options=memory_options) as memory:
         await memory.session("telegram:1", user_id=ANN).append([said(CANARY)])
         with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as reader:

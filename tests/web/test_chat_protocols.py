@@ -240,9 +240,10 @@ class LosesFirstAnswer(httpx2.AsyncHTTPTransport):
 @pytest.mark.parametrize("named", [{"session": "room"}, {"user": "u1"}, {}], ids=["session", "user", "neither"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_openais_client_asks_once_with_an_idempotency_key(
-    tmp_path: Path, shared_url: str, named: dict[str, str], stream: bool
+    tmp_path: Path, shared_url: str, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], stream: bool
 ) -> None:
     """A retry after a timeout gets the stored answer. Another key is a new message with the same text."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     model = ScriptedModel(["one", "two", "three"])
     lossy = httpx2.AsyncClient(transport=LosesFirstAnswer())
     async with service(tmp_path, model, database_url=shared_url) as client, asyncio.timeout(HANG_SECONDS):
