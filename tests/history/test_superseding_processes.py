@@ -93,8 +93,16 @@ def arm(moment: str) -> None:
         table._TableWriting.put = put_and_die  # type: ignore[method-assign]  # noqa: SLF001
     else:
         from threadkeep.history.session_events import SessionEvents
+        from threadkeep.observe import StoreWrite
 
-        SessionEvents.written = kill  # type: ignore[method-assign]
+        ended = SessionEvents.ended
+
+        def die_after_a_write(*arguments: Any, **named: Any) -> None:
+            if StoreWrite in arguments:
+                kill()
+            ended(*arguments, **named)
+
+        SessionEvents.ended = die_after_a_write  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("moment", "left"), [("marked", MESSAGES), ("written", 10)])

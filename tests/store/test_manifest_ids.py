@@ -19,7 +19,7 @@ def test_ids_are_restored_from_the_transcript(entries: list[dict[str, Json]], id
     """Ids equal to those of the transcript are removed and restored; other ids stay."""
     named: list[Json] = [{"source": "transcript", **entry} for entry in entries]
     manifest: dict[str, Json] = {"budget": 4000, "entries": named}
-    short = without_ids(manifest, ids)
+    short = without_ids(manifest, {}, ids)
     assert seqs_of_ids(short) == seqs_of_ids(manifest)
     if not any(entry.get("id") is True for entry in entries):
         assert dump_json(with_ids(short, ids)) == dump_json(manifest)
@@ -27,6 +27,6 @@ def test_ids_are_restored_from_the_transcript(entries: list[dict[str, Json]], id
 
 def test_the_id_of_a_deleted_message_is_not_restored() -> None:
     entry: dict[str, Json] = {"source": "transcript", "seq": 3, "id": "m3"}
-    short = without_ids({"entries": [entry]}, {3: "m3"})
+    short = without_ids({"entries": [entry]}, {}, {3: "m3"})
     assert "m3" not in dump_json(short)
     assert with_ids(short, {}) == {"entries": [{"source": "transcript", "seq": 3}]}

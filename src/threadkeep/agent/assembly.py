@@ -26,7 +26,7 @@ from threadkeep.agent.conversion import (
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
 from threadkeep.agent.extras import Extra, section_message
-from threadkeep.agent.model_call import Assembled, Call, Draft, KeptWindow, Piece, dropped, exclusions
+from threadkeep.agent.model_call import Assembled, Call, Draft, KeptWindow, Piece, exclusions
 from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, mark_between, merge, merged_system, plain, repair
 from threadkeep.agent.shortening import items_of, shortened, size_of
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
@@ -81,9 +81,17 @@ class Assembler:
         """
         dialogue = [message for message in call.messages if not isinstance(message, SystemMessage)]
         if self._is_whole(call, dialogue):
-            fitting = self._fitting(self._drafted(call, dialogue, wanted, extras, window=self._count))
-            if fitting is not None:
-                return fitting
+            # If all messages fit into the token budget, choose them all.
+            draft = self._drafted(call, dialogue, wanted, extras, window=self._count)
+            tokens = self.window.sums[draft.window]
+            tokens += sum([count_message(piece.message, call.counter) for piece in draft.pieces])
+            left = call.budget - draft.reserved - tokens
+            recalled = self._unused_quote_tokens(draft)
+            if left + recalled >= 0:
+                if recalled:
+                    draft.rooms = {**draft.rooms, "selected": min(recalled, left + recalled)}
+                draft.chosen = Plan(tuple(range(len(draft.pieces))), tokens)
+                return draft
         return self._chosen(self._drafted(call, merge(self._earlier, dialogue), wanted, extras))
 
     def included_ids(self, draft: Draft) -> set[str]:
@@ -120,7 +128,7 @@ class Assembler:
         self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
     ) -> Assembled:
         """Join `head`, cached messages and `tail`. Later calls also begin with the messages before `tail[stable]`."""
-        count = draft.window
+        count, pieces = draft.window, draft.pieces
         messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
         entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
         digest = sha256()
@@ -137,7 +145,11 @@ class Assembler:
                 beginning, stable_tokens = digest.copy(), tokens
         others = [message for message, _ in (*head, *tail) if type(message.content) is not str]
         system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
-        excluded, left_out = exclusions(draft, self._rows_by_id, self._recollection)
+        excluded, left_out, dropped = exclusions(draft, self._rows_by_id, self._recollection)
+        begin_seq = None
+        if self._layout.window != "sliding" and draft.chosen.lasting:
+            rows = (self._rows_by_id.get(piece.id) for piece in pieces[draft.chosen.begin :])
+            begin_seq = next((row.seq for row in rows if row is not None and row.seq), None) or self._recollection.end
         return Assembled(
             system=system,
             messages=tuple(messages if system is None else messages[1:]),
@@ -145,12 +157,12 @@ class Assembler:
             tokens=tokens,
             excluded=excluded,
             left_out=left_out,
-            dropped=dropped(draft, self._rows_by_id, self._recollection),
+            dropped=dropped,
             prefix=StablePrefix(len(head) + count + stable, stable_tokens, beginning.hexdigest()),
             digest=digest.hexdigest(),
-            begin_seq=self._new_begin(draft),
+            begin_seq=begin_seq,
             texts=texts,
-            marks=draft.chosen.opened + sum([draft.pieces[index].mark for index in draft.chosen.kept]),
+            marks=draft.chosen.opened + sum([pieces[index].mark for index in draft.chosen.kept]),
             texts_only=not [one for one in others if count_message(one, lambda _: 0)],
         )
 
@@ -211,19 +223,6 @@ class Assembler:
             newest_pieces = [piece for piece in pieces if piece.section == "window"][-_NEWEST:]
             newest = sum(self._size(call, piece).tokens for piece in newest_pieces)
         return replace(draft, rooms=self._layout.rooms(call.budget, fixed, wanted, shared=call.shared, newest=newest))
-
-    def _fitting(self, draft: Draft) -> Draft | None:
-        """Return the draft with all its messages chosen if they fit into the token budget, otherwise None."""
-        tokens = self.window.sums[draft.window]
-        tokens += sum([count_message(piece.message, draft.call.counter) for piece in draft.pieces])
-        left = draft.call.budget - draft.reserved - tokens
-        recalled = self._unused_quote_tokens(draft)
-        if left + recalled < 0:
-            return None
-        if recalled:
-            draft.rooms = {**draft.rooms, "selected": min(recalled, left + recalled)}
-        draft.chosen = Plan(tuple(range(len(draft.pieces))), tokens)
-        return draft
 
     def _chosen(self, draft: Draft) -> Draft:
         call, pieces, reserved = draft.call, draft.pieces, draft.reserved
@@ -354,12 +353,11 @@ class Assembler:
         call = draft.call
         message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(piece.id) if piece.section == "earlier_steps" else None
-        source = self._source(call, piece)
+        source, seq = self._stored_as(call, piece)
         if cut_to is not None:
             message = shortened(message, cut_to, call.counter)
             before, size = before or size, count_message(message, call.counter)
             source = "text"
-        seq = self._seq(call, piece)
         if piece.section == "summary":
             return message, self._summary_entry(message, Entry("summary", size), draft, texts)
         if source != "text":
@@ -376,37 +374,24 @@ class Assembler:
         before = draft.call.counter(summary_message_text([whole]))
         return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
-    def _source(self, call: Call, piece: Piece) -> Source:
-        """Return `transcript` if the transcript has the message exactly as it is sent, else `text`."""
+    def _stored_as(self, call: Call, piece: Piece) -> tuple[Source, int | None]:
+        """Return `transcript` if the transcript has the message exactly as it is sent, else `text`; and its `seq`."""
         message = piece.message
+        row = None if piece.id is None else self._rows_by_id.get(piece.id)
+        seq = None if row is None else row.seq
         if piece.section in _PINNED or piece.mark:
-            return "text"
+            return "text", seq
         if piece.section == "input":
+            first = self._recollection.end
+            if row is None and piece.id is not None and first is not None:
+                asked = [id_of(message) for message in call.question[-self._recollection.questions :]]
+                seq = first + asked.index(piece.id) if piece.id in asked else None
             stored = call.question_as_stored and is_plain(message) and message.id == piece.id
-            return "transcript" if stored else "text"
-        if (read := self._rows.get(id(message))) is not None:
-            return "text" if read.seq in self._recollection.folded else "transcript"
-        row = self._rows_by_id.get(piece.id)
-        return "transcript" if row is not None and is_stored_as(row, message) else "text"
-
-    def _seq(self, call: Call, piece: Piece) -> int | None:
-        if piece.id is None:
-            return None
-        if (row := self._rows_by_id.get(piece.id)) is not None:
-            return row.seq
-        first = self._recollection.end
-        if piece.section != "input" or first is None:
-            return None
-        asked = [id_of(message) for message in call.question[-self._recollection.questions :]]
-        return first + asked.index(piece.id) if piece.id in asked else None
-
-    def _new_begin(self, draft: Draft) -> int | None:
-        """Return the `seq` of the first message that later turns send; None if this turn did not change it."""
-        if self._layout.window == "sliding" or not draft.chosen.lasting:
-            return None
-        rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])
-        found = next((row.seq for row in rows if row is not None and row.seq), None)
-        return found or self._recollection.end
+        elif (read := self._rows.get(id(message))) is not None:
+            stored = read.seq not in self._recollection.folded
+        else:
+            stored = row is not None and is_stored_as(row, message)
+        return "transcript" if stored else "text", seq
 
 
 def _ordered(extras: Sequence[Extra], order: Sequence[Section]) -> list[_Sent]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -99,14 +99,14 @@ class CallMeasure:
         return tokens * stored // counted if counted and stored else tokens
 
 
+@dataclass(eq=False)
 class Measuring:
     """A factory of a `CallMeasure` for each model call in a turn. New corrections apply from the next turn on."""
 
-    def __init__(self, memory: Memory, options: TurnOptions) -> None:
-        self._memory = memory
-        self._options = options
-        self._tools: tuple[tuple[object, ...], str] = ((), "")
-        self._counters: dict[str | None, TokenCounter] = {}
+    memory: Memory
+    options: TurnOptions
+    _tools: tuple[tuple[object, ...], str] = ((), "")
+    _counters: dict[str | None, TokenCounter] = field(default_factory=dict)
 
     async def of(self, use: ModelUse) -> CallMeasure:
         """Return the token counter and the budget for a call with the model and the tools of `use`.
@@ -114,10 +114,16 @@ class Measuring:
         Raises:
             BudgetTooSmall: the tools fill the model's window.
         """
-        options, memory = self._options, self._memory
+        options, memory = self.options, self.memory
         facts = facts_of(use.model, options.context_window)
         learns = options.counter is None and memory.counter is estimate
-        counter = await self._best_counter(facts.name) if learns else options.counter or memory.counter
+        counter = options.counter or memory.counter
+        if learns:
+            if facts.name not in self._counters:
+                factor = await memory.learned_factors.of(facts.name) if facts.name else None
+                best = counter_for(facts.name, factor=factor)
+                self._counters[facts.name] = memory.remembered_counts.remembering(best)
+            counter = self._counters[facts.name]
         comparable = learns or plain_counter(counter) is memory.counter
         tools = counter(self._tools_text(use.tools)) if use.tools else 0
         room = input_budget(facts.name, options.max_output_tokens, facts.window) - tools
@@ -142,12 +148,6 @@ class Measuring:
             other=other(self._tools_text(use.tools)) if other and use.tools else 0,
         )
 
-    async def _best_counter(self, model: str | None) -> TokenCounter:
-        if model not in self._counters:
-            factor = await self._memory.learned_factors.of(model) if model else None
-            self._counters[model] = self._memory.remembered_counts.remembering(counter_for(model, factor=factor))
-        return self._counters[model]
-
     def _tools_text(self, tools: Sequence[object]) -> str:
         """Return the tools as JSON, cached as long as they stay the same."""
         known, text = self._tools
@@ -162,16 +162,13 @@ def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
     usage: object = reply.usage_metadata if reply is not None else None
     if not isinstance(usage, Mapping):
         return None
-    taken, given = _tokens(usage.get("input_tokens")), _tokens(usage.get("output_tokens"))
-    if taken is None or given is None:
-        return None
     details = usage.get("input_token_details")
-    cached = _tokens(details.get("cache_read")) if isinstance(details, Mapping) else None
-    return ReportedUsage(taken, given, min(cached or 0, taken))
-
-
-def _tokens(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    cache_read = details.get("cache_read") if isinstance(details, Mapping) else None
+    taken, given, cached = [
+        count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
+        for count in (usage.get("input_tokens"), usage.get("output_tokens"), cache_read)
+    ]
+    return None if taken is None or given is None else ReportedUsage(taken, given, min(cached or 0, taken))
 
 
 def tools_text(tools: Sequence[object]) -> str:

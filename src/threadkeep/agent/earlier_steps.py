@@ -48,38 +48,45 @@ class EarlierSteps:
     tokens: int = 0
 
 
+@dataclass(eq=False)
 class TurnSteps:
-    """A collector that stores the tool calls and results of an agent's turn, and reads those of its earlier turns."""
+    """A collector that stores the tool calls and results of an agent's turn, and reads those of its earlier turns.
 
-    def __init__(self, memory: Memory, session: Session, options: TurnOptions, turns: int) -> None:
-        """Create a collector. `turns` is the number of earlier turns whose tool calls a model call receives."""
-        self._memory = memory
-        self._session = session
-        self._options = options
-        self._turns = turns
-        self._others: int | None = None
-        self._own: list[BaseMessage] = []
-        self._author, self._ordinal = "", 1
-        self._left, self._shown_turns = 0, 0
-        self._counter: TokenCounter = estimate
+    `turns` is the number of earlier turns whose tool calls a model call receives. `waiting` has the collected tool
+    calls and results that are not stored yet.
+    """
+
+    memory: Memory
+    session: Session
+    options: TurnOptions
+    turns: int
+    waiting: list[BaseMessage] = field(default_factory=list)
+    _others: int | None = None
+    _author: str = ""
+    _ordinal: int = 1
+    _left: int = 0
+    _shown_turns: int = 0
+    _counter: TokenCounter = estimate
 
     def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
         """Collect this agent's tool calls and their results in the messages after the question.
 
         If the messages already have an answer at the first call, another agent gave it: skip messages up to the answer.
         """
+        if not self.turns:
+            return
         self._author, self._ordinal = author or "", ordinal
         if self._others is None:
             said = [at for at, one in enumerate(since_question, 1) if isinstance(one, AIMessage) and not one.tool_calls]
             self._others = max(said, default=0)
-        self._own = []
+        self.waiting = []
         called: set[str] = set()
         for message in since_question[self._others :]:
             if isinstance(message, AIMessage) and message.tool_calls and message.name in (None, author):
                 called |= {str(call["id"]) for call in message.tool_calls}
-                self._own.append(message)
+                self.waiting.append(message)
             elif isinstance(message, ToolMessage) and message.tool_call_id in called:
-                self._own.append(message)
+                self.waiting.append(message)
 
     def add(self, messages: Sequence[BaseMessage], result: ToolMessage | Command[Any]) -> None:
         """Collect a finished tool call now, in case the run is cut off. `messages` are the messages of the state.
@@ -87,13 +94,13 @@ class TurnSteps:
         `UNREAD_RESULT` is added instead of the result's text, because other middleware may still redact the text.
         """
         asked = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
-        if asked is None or asked.name not in (None, self._author):
+        if not self.turns or asked is None or asked.name not in (None, self._author):
             return
-        if asked.id not in [message.id for message in self._own]:
-            self._own.append(asked)
+        if asked.id not in [message.id for message in self.waiting]:
+            self.waiting.append(asked)
         update = result.update if isinstance(result, Command) and isinstance(result.update, Mapping) else {}
         results = [result] if isinstance(result, ToolMessage) else update.get("messages", ())
-        self._own += [
+        self.waiting += [
             one.model_copy(update={"content": UNREAD_RESULT}) for one in results if isinstance(one, ToolMessage)
         ]
 
@@ -102,38 +109,33 @@ class TurnSteps:
 
         The message calls both the tool of its structured response and other tools.
         """
-        ended = {message.tool_call_id for message in self._own if isinstance(message, ToolMessage)}
-        for at, message in enumerate(self._own):
+        ended = {message.tool_call_id for message in self.waiting if isinstance(message, ToolMessage)}
+        for at, message in enumerate(self.waiting):
             if isinstance(message, AIMessage) and message.id == message_id:
                 calls = [call for call in message.tool_calls if call["id"] in ended]
-                self._own[at] = message.model_copy(update={"id": None, "tool_calls": calls})
+                self.waiting[at] = message.model_copy(update={"id": None, "tool_calls": calls})
 
     def forget(self) -> None:
         """Discard the collected tool calls and results."""
-        self._own = []
-
-    @property
-    def waiting(self) -> bool:
-        """True if there are tool calls and results to store."""
-        return bool(self._own and self._turns)
+        self.waiting = []
 
     async def keep(self, question_id: str, question_seq: int) -> None:
         """Store the collected tool calls and results, and forget them. Raise `StoreError` on failure."""
-        own, self._own = self._own, []
+        own, self.waiting = self.waiting, []
         fitting = _cut([_reduced(message) for message in repair(own).messages], KEPT_TOKENS, estimate)
         if not fitting:
             return
         body = dump_json([as_data(message) for message in fitting])
         # Keep the tool calls of more turns only if the new ones and the earlier ones together fit their token limit.
-        has_room = self._options.plan.window != "sliding" and self._shown_turns < _MOST_TURNS
+        has_room = self.options.plan.window != "sliding" and self._shown_turns < _MOST_TURNS
         has_room = has_room and sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
-        await self._memory.contexts.keep_steps(
-            self._session.session_id,
+        await self.memory.contexts.keep_steps(
+            self.session.session_id,
             Steps(question_seq, body),
             question_id=question_id,
             author=self._author,
             ordinal=self._ordinal,
-            turns=_MOST_TURNS if has_room else self._turns,
+            turns=_MOST_TURNS if has_room else self.turns,
         )
 
     async def earlier(
@@ -146,14 +148,14 @@ class TurnSteps:
             before: messages of earlier turns in the run's state. If they include tool results, no steps are returned.
             measure: the token counter and the budget of the call.
         """
-        sliding = self._options.plan.window == "sliding"
-        since = first_of_turns(messages, self._turns if sliding else len(messages))
-        if not self._turns or since is None or any(isinstance(one, ToolMessage) for one in before):
+        sliding = self.options.plan.window == "sliding"
+        since = first_of_turns(messages, self.turns if sliding else len(messages))
+        if not self.turns or since is None or any(isinstance(one, ToolMessage) for one in before):
             return EarlierSteps()
-        reading = self._memory.contexts.steps(self._session.session_id, self._author, since=since)
-        if (rows := await in_time(self._session, reading)) is None:
+        reading = self.memory.contexts.steps(self.session.session_id, self._author, since=since)
+        if (rows := await in_time(self.session, reading)) is None:
             return EarlierSteps()
-        room = self._options.plan.most("earlier_steps", min(measure.budget, measure.shared or measure.budget))
+        room = self.options.plan.most("earlier_steps", min(measure.budget, measure.shared or measure.budget))
         shown = shown_steps(rows, messages, room, measure.counter)
         self._left, self._counter = room - shown.tokens, measure.counter
         self._shown_turns = len(shown.messages)

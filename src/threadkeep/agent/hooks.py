@@ -33,12 +33,11 @@ from threadkeep.agent.answers import (
     stream_again,
 )
 from threadkeep.agent.call_measure import ModelUse, chosen_model
-from threadkeep.agent.callbacks import PartialAnswer, root_callbacks
+from threadkeep.agent.callbacks import PartialAnswer, RootCall, root_callbacks
 from threadkeep.agent.conversion import FORGETS, text_of, typed
 from threadkeep.agent.invocation import (
     CallKey,
     author_of,
-    in_tool,
     metadata_of,
     redacted_kinds,
     run_hold,
@@ -75,17 +74,19 @@ class TurnHooks:
         """Return True if the agent call with this key has begun and has not ended."""
         return key in self._open.calls
 
-    async def before_agent(self, call: AgentCall) -> None:
-        """Begin the agent's call. If the session's turns are ordered, wait until the earlier ones have ended."""
-        part = self._new_part(call)
-        if not part.silent:
+    async def before_agent(self, call: AgentCall, *, begun_before: bool = False) -> Participation:
+        """Begin the agent's call. If the session's turns are ordered, wait until the earlier ones have ended.
+
+        `begun_before` is True if another process or an earlier run of the graph may have begun the call.
+        """
+        run = root_callbacks.call
+        part = self._new_part(call, run, resumed=begun_before and (run is None or run.is_continued))
+        if part.silent:
+            return part
+        if not begun_before:
             part.writer = weakref.ref(call.runtime.stream_writer)
             part.root.writers.append(part.writer)
-            await self._await_turn(part)
-
-    async def _await_turn(self, part: Participation) -> None:
-        """Register `_run_ended` for the run's end. If turns are ordered, wait until the earlier ones have ended."""
-        if (run := root_callbacks.call) is not None:
+        if run is not None:
             run.at_end.append(partial(self._run_ended, part))
         # An agent in a tool waits only if it has its own conversation and the tool does not run inside another tool.
         # Otherwise, agents in nested tools could wait for each other.
@@ -93,10 +94,11 @@ class TurnHooks:
         may_wait = tools < 2 if part.parent is not None else run_hold.get() is None and not tools
         if self._options.ordered and may_wait:
             await part.root.order.acquire(part.root, self.memory.observers)
+        return part
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
         """Store the question. Return the `ModelStep` of the call, or None if the agent does not use the session."""
-        part = await self._part(call)
+        part = self._open.calls.get(call.key) or await self.before_agent(call, begun_before=True)
         if part.silent:
             return None
         self._others.check_state(call.messages)
@@ -134,7 +136,7 @@ class TurnHooks:
 
         If the run is cut off during the call, the text of the assistant message that made the call is stored.
         """
-        part = await self._part(call)
+        part = self._open.calls.get(call.key) or await self.before_agent(call, begun_before=True)
         if part.silent:
             return None
         part.stop_waiting()
@@ -148,7 +150,7 @@ class TurnHooks:
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
         """Store the final answer. If another answer was stored first, return a state update with that answer."""
-        part = await self._part(call)
+        part = self._open.calls.get(call.key) or await self.before_agent(call, begun_before=True)
         if part.silent:
             part.leave()
             return None
@@ -196,17 +198,7 @@ class TurnHooks:
         with suppress(StoreClosed):
             await self.memory.loop.run_from_any_loop(part.fail(error))
 
-    async def _part(self, call: AgentCall) -> Participation:
-        """Return the `Participation` of an agent's call. Create it if it is missing, for example after an interrupt."""
-        part = self._open.calls.get(call.key)
-        if part is None:
-            run = root_callbacks.call
-            part = self._new_part(call, resumed=run is None or run.is_continued)
-            if not part.silent:
-                await self._await_turn(part)
-        return part
-
-    def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
+    def _new_part(self, call: AgentCall, run: RootCall | None, *, resumed: bool) -> Participation:
         session = session_for(self.memory, self._options, call.config, call.runtime)
         site = site_in(self._options, call.config)
         author = author_of(call.config, site)
@@ -225,11 +217,12 @@ class TurnHooks:
         if self._options.scope == "none" or asked_by_tool:
             part.silent = True
         else:
-            if not root.begun and parent is None and in_tool(call.config):
+            in_tool = "tools" in [node.partition(":")[0] for node in call.key[1].split("|")]
+            if in_tool and not root.begun and parent is None:
                 self.memory.observers.notify(TurnBegunInTool(session_id=session.session_id))
             begun = root.begun
             part.enter(call.messages)
-            if not begun and (run := root_callbacks.call) is not None and run.outer is not None:
+            if not begun and run is not None and run.outer is not None:
                 root.use_first_attempt(run.first)
                 run.asked[session.session_id] = [root.question, root.sent]
             if part.silent and not root.outside_notified:

@@ -132,12 +132,6 @@ _CHECKPOINTER = "__pregel_checkpointer"
 _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
-def in_tool(config: RunnableConfig) -> bool:
-    """Return True if an agent runs in a tool of another agent."""
-    *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
-    return "tools" in [node.partition(":")[0] for node in outer]
-
-
 def task_of(config: RunnableConfig) -> str | None:
     """Return a name for the call of a nested agent, if it can be resumed from a checkpoint.
 

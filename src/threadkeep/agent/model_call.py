@@ -186,14 +186,19 @@ type Rows = Mapping[str | None, Message]
 
 def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
-) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
-    """Return the excluded messages: ranges of `seq` in the transcript, and messages that only the state has."""
+) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...], int]:
+    """Return the excluded messages: ranges of `seq` in the transcript, and messages that only the state has.
+
+    The third value is the number of earlier messages since the last reset that are neither sent nor part of a sent
+    summary.
+    """
     read, call = recollection.messages, draft.call
     out_of_state = draft.unsendable or draft.chosen.excluded or call.forgotten or call.superseded
-    out_of_session = recollection.excluded or recollection.begin or recollection.end != len(read) + 1
+    out_of_session = recollection.excluded or recollection.dropped or recollection.begin
+    out_of_session = out_of_session or recollection.end != len(read) + 1
     if not out_of_state and not out_of_session and (not read or read[0].seq == 1):
         # In most calls, no message is excluded.
-        return (), ()
+        return (), (), 0
     pieces = [(draft.pieces[index], reason) for index, reason in draft.chosen.excluded]
     out = [(id_of(message), reason) for message, reason in draft.unsendable]
     out += [(id_of(piece.message), reason) for piece, reason in pieces if not piece.mark]
@@ -205,7 +210,14 @@ def exclusions(
         if row is not None and row.seq is not None:
             reasons.setdefault(row.seq, reason)
     earlier = tuple(replace(gap, reason="over_budget") if _unsummarised(gap, draft) else gap for gap in earlier)
-    return (*earlier, *join_ranges(Exclusion(seq, seq, reasons[seq]) for seq in sorted(reasons))), others
+    ranges = (*earlier, *join_ranges(Exclusion(seq, seq, reasons[seq]) for seq in sorted(reasons)))
+    # Do not count messages that were not read from the transcript, but are sent because the state has them.
+    window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
+    again = len([piece for piece in window if is_utterance(piece.message)])
+    gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
+    unsummarised = sum([gap.last_seq - gap.first_seq + 1 for gap in gaps])
+    cut_off = len([piece for piece, _ in pieces if not piece.mark and piece.section != "earlier_steps"])
+    return ranges, others, max(recollection.dropped - again, 0) + cut_off + unsummarised
 
 
 def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
@@ -222,18 +234,6 @@ def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason
     reasons: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
     reasons |= dict.fromkeys(folded, "folded")
     return reasons | dict.fromkeys(superseded, "superseded")
-
-
-def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
-    """Count the earlier messages since the last reset that are neither sent nor part of a sent summary."""
-    # Do not count messages that were not read from the transcript, but are sent because the state has them.
-    window = [piece for piece in draft.pieces if piece.section == "window" and piece.id not in rows]
-    again = len([piece for piece in window if is_utterance(piece.message)])
-    gaps = [gap for gap in recollection.excluded if _unsummarised(gap, draft)]
-    unsummarised = sum([gap.last_seq - gap.first_seq + 1 for gap in gaps])
-    pieces = [draft.pieces[index] for index, _ in draft.chosen.excluded]
-    out = len([piece for piece in pieces if not piece.mark and piece.section != "earlier_steps"])
-    return max(recollection.dropped - again, 0) + out + unsummarised
 
 
 def _excluded_seqs(recollection: Recollection, reason: ExclusionReason) -> set[int]:

@@ -66,21 +66,6 @@ class OpenCalls:
         if len(self.calls) > _MOST_CALLS:
             del self.calls[next(iter(self.calls))]
 
-    async def settle_before(self, new: Participation) -> None:
-        """Store the answers that ended runs of the session have left in memory, before `new` begins.
-
-        Answers of runs that may be alive stay in memory. If `new` repeats the question of a failed or ended run, the
-        answer that the earlier run has left in memory is discarded.
-        """
-        for call in list(self.calls.values()):
-            if call is new or call.session.session_id != new.session.session_id or call.silent:
-                continue
-            if call.question_id is not None and call.question_id == new.question_id:
-                if call.status == "failed" or call.is_over:
-                    call.leave()
-            elif call.is_over:
-                await call.settle()
-
     async def settle_all(self) -> None:
         """Store all answers held in memory, and the texts of unfinished model calls; finally raise the first error."""
         errors: list[Exception] = []
@@ -191,7 +176,17 @@ class Participation:
         """
         if self.turn is not None:
             return self.turn
-        await self.registry.settle_before(self)
+        # Store the answers that ended runs of the session have left in memory. Discard such an answer if this call
+        # repeats its question. Answers of runs that may be alive stay in memory.
+        of_session = [one for one in self.registry.calls.values() if one.session.session_id == self.session.session_id]
+        for call in of_session:
+            repeats = call.question_id is not None and call.question_id == self.question_id
+            if call is self or call.silent or not (call.is_over or (repeats and call.status == "failed")):
+                continue
+            if repeats:
+                call.leave()
+            else:
+                await call.settle()
         try:
             async with self.root.storing.setdefault(self.memory, asyncio.Lock()):
                 turn = self.turn = self.turn or await self._begin(messages)
@@ -202,7 +197,9 @@ class Participation:
         return turn
 
     async def _begin(self, messages: Sequence[BaseMessage]) -> OpenTurn:
-        root = self.root
+        root, call = self.root, root_callbacks.call
+        # True if the run continues from a checkpoint, after an interrupt or in another process.
+        run_continues = call is not None and call.is_continued
         if root.turn is not None:
             turn = await self._join(root.turn, messages)
         else:
@@ -211,16 +208,16 @@ class Participation:
             for answer in turn.earlier:
                 root.add_answer(AIMessage(answer.content, id=answer.id), answer.author)
             # If the caller's last message is a stored answer of this agent, use that answer.
-            last = root.sent[-1] if root.sent and not self._is_continued else None
+            last = root.sent[-1] if root.sent and not (self.resumed or run_continues) else None
             own = [one.id for one in turn.earlier if one.author == self.author]
             turn.answered = last if isinstance(last, AIMessage) and id_of(last) in own else None
         if turn.answered is None or root.turn is not turn:
             number = None
-            if self.task and (call := root_callbacks.call) is not None and call.is_continued:
+            if self.task and run_continues:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
                 # A checkpoint may have answers of an earlier attempt. A new run counts only answers from its caller.
-                seen = () if not root.answers else messages if self._is_continued else root.sent
+                seen = () if not root.answers else messages if self.resumed or run_continues else root.sent
                 number = root.claim_after_seen(self.author, self.key, seen)
             turn.speak_as(self.author, number)
         return turn
@@ -252,12 +249,6 @@ class Participation:
             # LangGraph repeats this node after a failed attempt. That attempt may have stored answers.
             await turn.read_answers()
         return turn
-
-    @property
-    def _is_continued(self) -> bool:
-        """True if the run continues from a checkpoint, after an interrupt or in another process."""
-        call = root_callbacks.call
-        return self.resumed or (call is not None and call.is_continued)
 
     def go_on(self, turn: OpenTurn) -> None:
         """Claim this answer's number again if a failure has released it. If another call has it, claim a new number."""
@@ -392,7 +383,9 @@ class Participation:
         # Two weak references are equal only if both refer to the same writer, and this writer still exists.
         self._all_runs_known = self._all_runs_known and writer == self.writer
         self._runs = [run for run in self._runs if run() is not None] + [writer]
-        self._check_later(_MOST_CHECKS)
+        # A copy of the current context would keep the run's stream writer alive.
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(ABANDONED_SECONDS, self._check, _MOST_CHECKS, context=Context())
 
     def stop_waiting(self) -> None:
         """Stop the timer, because the answer is stored or the run continues."""
@@ -406,17 +399,14 @@ class Participation:
         self.text, self.status = "", "interrupted"
         self._runs.clear()
 
-    def _check_later(self, checks: int) -> None:
-        def check() -> None:
-            if checks > 1 and not self.is_over:
-                self._check_later(checks - 1)
-            else:
-                self._timer = None
-                self._settling = loop.create_task(self._settle_abandoned())
-
+    def _check(self, checks: int) -> None:
+        """Store the held answer if its run has ended. Otherwise check again, `checks` times in all, then store it."""
         loop = asyncio.get_running_loop()
-        # A copy of the current context would keep the run's stream writer alive.
-        self._timer = loop.call_later(ABANDONED_SECONDS, check, context=Context())
+        if checks > 1 and not self.is_over:
+            self._timer = loop.call_later(ABANDONED_SECONDS, self._check, checks - 1, context=Context())
+        else:
+            self._timer = None
+            self._settling = loop.create_task(self._settle_abandoned())
 
     async def _settle_abandoned(self) -> None:
         """Store the answer held in memory by a run that makes no further call, so that its question has an answer.

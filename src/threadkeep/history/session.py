@@ -33,7 +33,7 @@ from threadkeep.history.keys import check_session_id
 from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader, question_of
 from threadkeep.history.session_events import ReportedRead, SessionEvents
 from threadkeep.history.session_rows import SessionCache, rows_of
-from threadkeep.observe import Observer
+from threadkeep.observe import Observer, StoreWrite
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.messages import session_html
 from threadkeep.records.sessions import check_argument, check_each, check_user_id
@@ -176,7 +176,7 @@ class Session:
         except QuestionGone:
             self._events.discarded()
             raise
-        self._events.written(started, "ok" if receipt else "fallback")
+        self._events.ended(StoreWrite, started, "ok" if receipt else "fallback")
         return receipt
 
     async def record_joined(
@@ -186,7 +186,7 @@ class Session:
         started = time.perf_counter()
         stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
-            self._events.written(started, "ok")
+            self._events.ended(StoreWrite, started, "ok")
         return stored
 
     async def begin_joined(

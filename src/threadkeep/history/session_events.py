@@ -37,23 +37,16 @@ class _Labels(TypedDict):
 
 
 class SessionEvents:
-    """A reporter of a session's reads and writes to an observer; `started` is a value of `time.perf_counter()`."""
+    """A reporter of a session's reads and writes to an observer."""
 
     def __init__(self, observer: Observer, backend: Backend, session_id: str) -> None:
         self._observer = observer
         self._labels = _Labels(backend=backend, channel=channel_of(session_id), session_id=session_id)
 
-    def read(self, started: float, outcome: Outcome) -> None:
-        """Report that a read of the session ended."""
-        self._observer.notify(
-            StoreRead(**self._labels, outcome=outcome, milliseconds=1000 * (time.perf_counter() - started))
-        )
-
-    def written(self, started: float, outcome: Outcome) -> None:
-        """Report that a write to the session ended."""
-        self._observer.notify(
-            StoreWrite(**self._labels, outcome=outcome, milliseconds=1000 * (time.perf_counter() - started))
-        )
+    def ended(self, kind: type[StoreRead | StoreWrite], started: float, outcome: Outcome) -> None:
+        """Report that a read or a write ended, which began at `started` (a value of `time.perf_counter()`)."""
+        milliseconds = 1000 * (time.perf_counter() - started)
+        self._observer.notify(kind(**self._labels, outcome=outcome, milliseconds=milliseconds))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -64,10 +57,10 @@ class SessionEvents:
         except TurnRefused:
             raise
         except StoreError as error:
-            self.written(started, "error")
+            self.ended(StoreWrite, started, "error")
             self.write_failed(error, "error")
             raise
-        self.written(started, "ok")
+        self.ended(StoreWrite, started, "ok")
 
     def read_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that a read failed."""
@@ -122,8 +115,8 @@ class ReportedRead:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Report the end of the read, and its failure if the database failed."""
         if kind is None:
-            self.events.read(self._started, "ok")
+            self.events.ended(StoreRead, self._started, "ok")
         elif isinstance(error, StoreError | asyncio.CancelledError):
-            self.events.read(self._started, self.on_failure)
+            self.events.ended(StoreRead, self._started, self.on_failure)
             if isinstance(error, StoreError):
                 self.events.read_failed(error, self.on_failure)

@@ -60,10 +60,12 @@ class SessionRows:
         end = max(start, _index(self.messages, before))
         if most is not None and end - start > most:
             return None
-        sums = self.derived.get("sums")
-        if not isinstance(sums, _TokenSums) or sums.counter != counter or sums.first is not self.messages[0]:
-            sums = self.derived["sums"] = _TokenSums(counter, self.messages[0])
-        return self.messages[start:end], sums.between(self.messages, start, end)
+        found = self.derived.get("sums")
+        if not isinstance(found, _TokenSums) or found.counter != counter or found.first is not self.messages[0]:
+            found = self.derived["sums"] = _TokenSums(counter, self.messages[0])
+        for message in self.messages[len(found.sums) - 1 : end]:
+            found.sums.append(found.sums[-1] + counter(message.content))
+        return self.messages[start:end], found.sums[end] - found.sums[start]
 
     def with_older(self, older: Sequence[Message], first_seq: int) -> SessionRows:
         """Return a copy that begins with `older` (passed newest first), and is complete from `first_seq` on."""
@@ -83,19 +85,13 @@ class SessionRows:
         return replace(self, messages=kept, first_seq=kept[0].seq or 0)
 
 
+@dataclass(eq=False)
 class _TokenSums:
-    """Running sums of tokens, so that each message is counted once."""
+    """Running sums of the tokens of messages from `first` on, so that each message is counted once."""
 
-    def __init__(self, counter: TokenCounter, first: Message) -> None:
-        self.counter = counter
-        self.first = first
-        self._sums = [0]
-
-    def between(self, messages: Sequence[Message], start: int, end: int) -> int:
-        """Return the tokens of `messages[start:end]`; in all calls, `messages` must begin with the same message."""
-        for message in messages[len(self._sums) - 1 : end]:
-            self._sums.append(self._sums[-1] + self.counter(message.content))
-        return self._sums[end] - self._sums[start]
+    counter: TokenCounter
+    first: Message
+    sums: list[int] = field(default_factory=lambda: [0])
 
 
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:
@@ -144,8 +140,13 @@ class SessionCache:
         """
         if len(rows.messages) > 4 * window + _SPARE_ROWS:
             rows = rows.newest(2 * window + _SPARE_ROWS)
-        size = self._size(session_id, rows)
-        self.forget(session_id)
+        known, size = self._entries.pop(session_id, (None, 0))
+        self.bytes -= size
+        # Do not measure the rows again that are cached already.
+        measured = 0 if known is None else len(known.messages)
+        if known is None or len(rows.messages) < measured or rows.messages[0] is not known.messages[0]:
+            measured = size = 0
+        size += sum(map(_size_of, rows.messages[measured:]))
         self._entries[session_id] = rows, size
         self.bytes += size
         while self.bytes > self._most_bytes:
@@ -157,14 +158,6 @@ class SessionCache:
         found = self._entries.pop(session_id, None)
         if found is not None:
             self.bytes -= found[1]
-
-    def _size(self, session_id: str, rows: SessionRows) -> int:
-        """Return the estimated bytes of a session's rows. Do not measure cached rows again."""
-        known = self._entries.get(session_id)
-        count = 0 if known is None else len(known[0].messages)
-        if known is not None and len(rows.messages) >= count and rows.messages[0] is known[0].messages[0]:
-            return known[1] + sum(map(_size_of, rows.messages[count:]))
-        return sum(map(_size_of, rows.messages))
 
 
 def _index(messages: Sequence[Message], seq: int) -> int:

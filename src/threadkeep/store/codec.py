@@ -61,7 +61,7 @@ def time_microseconds(moment: datetime) -> int:
 
 def short_time(moment: datetime, backend: Backend) -> int | str:
     """Return a time for a compact column: microseconds for SQLite, text for PostgreSQL."""
-    return time_microseconds(moment) if backend == "sqlite" else time_text(moment)
+    return (moment - _EPOCH) // _UNIT if backend == "sqlite" else time_text(moment)
 
 
 _UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")
@@ -134,7 +134,8 @@ def _clean_inside(value: Json) -> Json:
 def clean_message(message: Message) -> Message:
     """Return a message with `clean_text` applied to its texts; the same object if nothing is replaced."""
     content = clean_text(message.content)
-    metadata, original = clean_json(message.metadata), clean_json(message.original)
+    metadata = clean_json(message.metadata) if message.metadata else message.metadata
+    original = clean_json(message.original) if message.original else message.original
     if content is message.content and metadata is message.metadata and original is message.original:
         return message
     return replace(message, content=content, metadata=metadata, original=original)

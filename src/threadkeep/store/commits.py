@@ -222,28 +222,24 @@ class GroupCommit:
             await asyncio.wait(self._waiting)
 
     async def _write_groups(self) -> None:
+        """Write the queued turns. Queue the turns of a locked session for the task that waits for its lock."""
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_TURNS], self._queue[_GROUP_TURNS:]
-                await self._write_free(group)
+                free: list[PreparedTurn] = []
+                for prepared in group:
+                    self._locked.get(prepared.turn.session_id, free).append(prepared)
+                try:
+                    if free:
+                        await self._write_group(free)
+                except RowLocked as error:
+                    await self._write_separately(free, error)
+                except StoreUnavailable as error:
+                    _fail_all(free, error)
+                except Exception as error:  # noqa: BLE001 - the writer must survive any failure; callers get the error
+                    await self._write_alone(free, error)
         finally:
             self._task = None
-
-    async def _write_free(self, group: list[PreparedTurn]) -> None:
-        """Write a group's turns. If a task waits for the lock of a session, queue the session's turns for that task."""
-        free: list[PreparedTurn] = []
-        for prepared in group:
-            self._locked.get(prepared.turn.session_id, free).append(prepared)
-        if not free:
-            return
-        try:
-            await self._write_group(free)
-        except RowLocked as error:
-            await self._write_separately(free, error)
-        except StoreUnavailable as error:
-            _fail_all(free, error)
-        except Exception as error:  # noqa: BLE001 - the writer must survive any failure; each caller gets the error
-            await self._write_alone(free, error)
 
     async def _write_separately(self, group: list[PreparedTurn], error: RowLocked) -> None:
         """Write the turns of each session separately, so that a locked row delays only the turns of its session."""

@@ -124,7 +124,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         The manifest is stored without the ids of its transcript messages, so these must be the ids in the transcript.
         """
         session_id = str(entry.session_id)
-        short = _without_columns(without_ids(entry.manifest()), _columns(session_id, entry.run_id))
+        short = without_ids(entry.manifest(), _columns(session_id, entry.run_id))
         now, key = self._clock(), {"session_id": session_id, "run_id": entry.run_id}
         packed = compress(json_text(short, ENCODER.encode))  # the keys are names of fields, which are text
         row = {**key, "created_at": short_time(entry.created_at, self.backend), "manifest": packed}
@@ -238,7 +238,7 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
                 owner.column: owner.name,
             }
             if not (entry.again and await self._is_there(connection, owner, key, (entry, manifest))):
-                short = _without_columns(without_ids(manifest, ids), _columns(owner.session_id, entry.run_id))
+                short = without_ids(manifest, _columns(owner.session_id, entry.run_id), ids)
                 parameters.append({**key, "manifest": compress(dump_json(short))})
         if parameters:
             await connection.execute_many(self._sql[owner.statement("insert_manifest")], parameters)
@@ -282,11 +282,6 @@ def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
 
 
-def _without_columns(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """Replace each value of a manifest that is also stored in its own column by `true`, to save space."""
-    return {**manifest, **{name: _ELSEWHERE for name, value in columns.items() if manifest.get(name) == value}}
-
-
 def _manifest_of(row: Row) -> StoredManifest:
     session_id, run_id, call, created_at, stored = row
     columns = _columns(session_id, run_id)
@@ -308,16 +303,21 @@ def seqs_of_ids(manifest: Mapping[str, Json]) -> set[int]:
     return {seq for entry in _entries(manifest) if (seq := _seq_of(entry)) is not None}
 
 
-def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str] | None = None) -> dict[str, Json]:
-    """Return a manifest without the ids of transcript messages. With `ids`, omit only those that equal `ids[seq]`."""
+def without_ids(
+    manifest: Mapping[str, Json], columns: Mapping[str, str], ids: Mapping[int, str] | None = None
+) -> dict[str, Json]:
+    """Return a manifest in which `true` replaces the ids of transcript messages, and the values in `columns`.
 
-    def shorter(entry: Json) -> Json:
-        seq = _seq_of(entry)
-        if seq is None or not isinstance(entry, dict) or (ids is not None and ids.get(seq) != entry["id"]):
-            return entry
-        return {**entry, "id": _ELSEWHERE}
-
-    return _each_entry(manifest, shorter)
+    These values are stored elsewhere, so this saves space. With `ids`, replace only ids that equal `ids[seq]`.
+    """
+    short = {**manifest, **{name: _ELSEWHERE for name, value in columns.items() if manifest.get(name) == value}}
+    if isinstance(entries := manifest.get("entries"), list):
+        short["entries"] = entries = list(entries)
+        for index, entry in enumerate(entries):
+            seq = _seq_of(entry)
+            if seq is not None and isinstance(entry, dict) and (ids is None or ids.get(seq) == entry["id"]):
+                entries[index] = {**entry, "id": _ELSEWHERE}
+    return short
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
@@ -329,19 +329,13 @@ def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, 
         known = ids.get(_seq_of(entry) or 0)
         return {name: value if name != "id" else known for name, value in entry.items() if name != "id" or known}
 
-    return _each_entry(manifest, whole)
+    entries = manifest.get("entries")
+    return {**manifest, "entries": [whole(one) for one in entries]} if isinstance(entries, list) else dict(manifest)
 
 
 def _entries(manifest: Mapping[str, Json]) -> list[Mapping[str, Json]]:
     entries = manifest.get("entries")
     return [one for one in entries if isinstance(one, Mapping)] if isinstance(entries, list) else []
-
-
-def _each_entry(manifest: Mapping[str, Json], change: Callable[[Json], Json]) -> dict[str, Json]:
-    entries = manifest.get("entries")
-    if not isinstance(entries, list):
-        return dict(manifest)
-    return {**manifest, "entries": [change(one) for one in entries]}
 
 
 def _seq_of(entry: Json) -> int | None:
