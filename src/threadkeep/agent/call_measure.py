@@ -15,7 +15,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.model_call import Assembled
-from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions, facts_of
+from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, AUTO_TOKENS, TurnOptions, facts_of
 from threadkeep.context.estimates import ExactCounter
 from threadkeep.context.manifest import ReportedUsage
 from threadkeep.context.tokens import (
@@ -132,13 +132,16 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
+        most = options.max_tokens
+        if most == "auto":
+            most = None if facts.known else AUTO_TOKENS
         # A model of an unknown family has a separate correction factor for non-Latin scripts, so count these apart.
         unknown = facts.name is not None and family_of(facts.name) is None
         other = memory.remembered_counts.remembering(other_tokens(estimate)) if learns and unknown else None
         return CallMeasure(
             model=facts.name,
             counter=counter,
-            budget=options.budget_in(room, known=facts.known),
+            budget=min(most or room, room),
             shared=AUTO_SHARED_TOKENS if options.max_tokens == "auto" else None,
             tools=tools,
             stored=memory.remembered_counts.remembering(memory.counter) if comparable else None,

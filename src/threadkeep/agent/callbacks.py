@@ -269,6 +269,7 @@ class Ending(GraphCallbackHandler):
             self.output = outputs
 
 
+@dataclass(eq=False)
 class PartialAnswer(BaseCallbackHandler):
     """A handler that collects the text of a streaming model, so that a cancelled run can store it.
 
@@ -278,15 +279,13 @@ class PartialAnswer(BaseCallbackHandler):
     """
 
     run_inline = True  # asynchronous runs call the handler without another OS thread
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.message_id: str | None = None
-        self.failed = False
-        self.asked: list[list[BaseMessage]] = []
-        self.models: set[object] = set()
-        self._run_id: UUID | None = None
-        self._foreign: set[UUID] = set()
+    text: str = ""
+    message_id: str | None = None
+    failed: bool = False
+    asked: list[list[BaseMessage]] = field(default_factory=list)
+    models: set[object] = field(default_factory=set)
+    _run_id: UUID | None = None
+    _foreign: set[UUID] = field(default_factory=set)
 
     @property
     def answer(self) -> AIMessage | str:

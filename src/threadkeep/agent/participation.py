@@ -217,8 +217,8 @@ class Participation:
                 number = self._number_of_resumed(turn, self.task, messages)
             if number is None:
                 # A checkpoint may have answers of an earlier attempt. A new run counts only answers from its caller.
-                seen = () if not root.answers else messages if self.resumed or run_continues else root.sent
-                number = root.claim_after_seen(self.author, self.key, seen)
+                seen = messages if self.resumed or run_continues else root.sent
+                number = root.claim(self.author, self.key, seen)
             turn.speak_as(self.author, number)
         return turn
 

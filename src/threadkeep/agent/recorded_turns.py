@@ -257,7 +257,7 @@ class GraphTurn:
         # If a resumed run has not stored the question yet, `begin` finds it in these messages, which precede the reply.
         end = next((index for index, one in enumerate(messages) if one is spoken), len(messages))
         turn = await self.part.begin(messages[:end])
-        turn.speak_as(self.part.author, root.claim_after_seen(self.part.author, self.part.key, root.sent))
+        turn.speak_as(self.part.author, root.claim(self.part.author, self.part.key, root.sent))
         turn.ends = self._author if all(name == "messages" or name.startswith("__") for name in state) else None
         first_stored = turn.answered or await turn.close(answer)
         await self._keep_end(turn, str(id_of(first_stored or answer)), state)

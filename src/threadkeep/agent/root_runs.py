@@ -219,15 +219,21 @@ class RootRun:
                     del claims[call]
         return not self._repeated_nodes.isdisjoint(attempts)
 
-    def claim(self, author: str | None, call: Hashable) -> int:
+    def claim(self, author: str | None, call: Hashable, seen: Sequence[BaseMessage] = ()) -> int:
         """Claim a number for the answer of `call`, and return it. The answers of each author are numbered from 1.
 
         In a branch of `Send`, the lowest number is the branch's index plus 1. A resumed branch gets its number again.
+        The number is above those of the author's answers in `seen`: if a root run is resumed in another process, the
+        state has the author's answers from the first process.
         """
         claims = self._claims.setdefault(author, {})
         if call not in claims:
             first = 1 + (root_callbacks.branch.get() or 0)
             claims[call] = min({*range(first, first + len(claims) + 1)} - {*claims.values()})
+        if seen and self.answers:
+            ids = {id_of(message) for message in seen}
+            before = len([one for one in self.answers if one.name == author and id_of(one) in ids])
+            claims[call] = max(claims[call], before + 1)
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
@@ -240,17 +246,6 @@ class RootRun:
         if call not in claims and number not in claims.values():
             claims[call] = number
         return self.claim(author, call)
-
-    def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Claim an answer number above the numbers of the author's answers in `messages`, and return it.
-
-        If a root run is resumed in another process, the state has the author's answers from the first process.
-        """
-        ids = {id_of(message) for message in messages}
-        seen = len([one for one in self.answers if one.name == author and id_of(one) in ids])
-        claims = self._claims.setdefault(author, {})
-        claims[call] = max(self.claim(author, call), seen + 1)
-        return claims[call]
 
     def claim_resumed(self, author: str | None, call: Hashable, after: int, taken: Collection[int]) -> int:
         """Claim the first answer number above `after` that is neither in `taken` nor claimed by a resumed call."""

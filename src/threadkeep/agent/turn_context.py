@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
@@ -117,20 +118,25 @@ class TurnContext:
         """
         self.keep()
         use = use or ModelUse()
-        if self._assembler is None:
-            self._later_ids = await self._of_later_turns(messages)
+        end = self._end(messages)
+        if self._assembler is None and self.question_seq and end < len(messages):
+            self._later_ids = await self._of_later_turns(messages, end)
             self.mark = {ANSWERS: self.question[-1].id} if self._later_ids else {}
-        messages = [message for message in messages if message.id not in self._later_ids]
+        if self._later_ids:
+            messages = [message for message in messages if message.id not in self._later_ids]
+            end = self._end(messages)
         measure = await self._measuring.of(use)
         self._use, self._budget = use, self._budget or measure.budget
-        self.steps.gather(messages[self._end(messages) :], self.author, self.ordinal)
+        self.steps.gather(messages[end:], self.author, self.ordinal)
         if self._assembler is None:
             self._assembler = await self._first_assembler(messages, measure, use)
-        messages = await self.as_stored(messages)
         superseded: Sequence[BaseMessage] = ()
+        if start := self._start(messages):
+            messages = await self.as_stored(messages)
         if self._recollection.superseded:
             messages, superseded = self._without_superseded(messages)
-        start = self._start(messages)
+        if start:
+            start = self._start(messages)
         first = first_since(self._recollection.forgotten, messages[:start]) if start else 0
         systems = [message for message in messages[:first] if isinstance(message, SystemMessage)]
         call = Call(
@@ -148,26 +154,37 @@ class TurnContext:
         )
         draft = await self._draft(self._assembler, call)
         sent = self._assembler.build(draft)
-        self._new_begin = sent.begin_seq or self._new_begin
-        if self._room is None:
-            self._room = _window_room(sent, draft, measure, self._options)
-            self._budget = measure.as_stored(measure.budget, sent)
-        measure = measure.learning_from(sent)
-        self._open = (sent, measure, self._memory.clock(), None)
-        self._notify(sent)
+        self._note(sent, draft, measure)
         return sent
 
     async def _first_assembler(self, messages: Sequence[BaseMessage], measure: CallMeasure, use: ModelUse) -> Assembler:
         """Read the history and the tool calls of earlier turns, and return the assembler of the turn's contexts."""
-        found = (await self._recall(messages, measure)).without_failures()
-        if self._options.plan.fold_repeats:
+        options, question_seq = self._options, self.question_seq if self._transcribed else None
+        if options.no_history:
+            last = (question_seq or 0) - self.questions
+            excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
+            found = Recollection((), excluded=excluded, question_seq=question_seq, questions=self.questions)
+        else:
+            # Pass the counter, because stored token counts may come from another counter or from a caller.
+            limits = Limits(options.message_limit, measure.budget, measure.counter)
+            known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
+            known_ids.update([row.id for row in self.sent_rows if row.id is not None])
+            begun = self._begun
+            if begun is None and self._hold is not None and self._hold.joins == self.session.session_id:
+                begun = self._hold.begun
+            # Use the history that was read when the question was stored.
+            read = begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
+            asked = (self.question_id, question_seq, self.questions)
+            found = await self.session.recall(Past(limits, *asked, known_ids, options.profile, read))
+        found = found.without_failures()
+        if options.plan.fold_repeats:
             found = found.with_folds(self._memory.counter)
         self._recollection = found
         steps = None
         if use.tools:
             steps = await self.steps.earlier(found.messages, messages[: self._start(messages)], measure)
-        kept = f"window of {self._options.profile}"
-        assembler = Assembler(found, self._options.plan, measure.counter, steps, found.derived.get(kept))
+        kept = f"window of {options.profile}"
+        assembler = Assembler(found, options.plan, measure.counter, steps, found.derived.get(kept))
         found.derived[kept] = assembler.window
         return assembler
 
@@ -203,7 +220,7 @@ class TurnContext:
         manifest, texts = self._manifest(*self._open), self._open[0].texts
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
-    def joined(self, _: Sequence[Message] = ()) -> Joined:
+    def joined(self) -> Joined:
         """Return SQL for the answer's transaction: it stores the call's record, and the start of history if changed."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):
@@ -273,9 +290,12 @@ class TurnContext:
         known = known_messages(messages[:start], rows, digest, by_position=bool(self.sent_rows))
         return [*in_order(messages[:start], known.rows), *messages[start:]]
 
-    async def _of_later_turns(self, messages: Sequence[BaseMessage]) -> set[str | None]:
-        """Return the ids of messages of turns after this one. A checkpoint has them if an old question is repeated."""
-        begin, end = self._end(messages) if self.question_seq else len(messages), len(messages)
+    async def _of_later_turns(self, messages: Sequence[BaseMessage], begin: int) -> set[str | None]:
+        """Return the ids of messages of turns after this one. A checkpoint has them if an old question is repeated.
+
+        `begin` is the index after the question.
+        """
+        end = len(messages)
         with contextlib.suppress(StoreError, TimeoutError):
             # A later turn begins with a question or with a reply to a question; find its first message.
             for message in messages[begin:]:
@@ -306,25 +326,6 @@ class TurnContext:
         superseded = superseded_indexes(messages, self._recollection.superseded - asked)
         kept = [message for index, message in enumerate(messages) if index not in superseded]
         return kept, [messages[index] for index in sorted(superseded)]
-
-    async def _recall(self, messages: Sequence[BaseMessage], measure: CallMeasure) -> Recollection:
-        options = self._options
-        question_seq = self.question_seq if self._transcribed else None
-        if options.no_history:
-            last = (question_seq or 0) - self.questions
-            excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
-            return Recollection((), excluded=excluded, question_seq=question_seq, questions=self.questions)
-        # Pass the counter, because stored token counts may come from another counter or from a caller.
-        limits = Limits(options.message_limit, measure.budget, measure.counter)
-        known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
-        known_ids.update([row.id for row in self.sent_rows if row.id is not None])
-        begun = self._begun
-        if begun is None and self._hold is not None and self._hold.joins == self.session.session_id:
-            begun = self._hold.begun
-        # Use the history that was read when the question was stored.
-        read = begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
-        past = Past(limits, self.question_id, question_seq, self.questions, known_ids, options.profile, read)
-        return await self.session.recall(past)
 
     def read_sources_again(self) -> None:
         """Make the next model call search the extra sections (such as facts) again, because facts may have changed."""
@@ -400,7 +401,18 @@ class TurnContext:
             facts_left_out=tuple(searched.facts_left_out if searched else ()),
         )
 
-    def _notify(self, sent: Assembled) -> None:
+    def _note(self, sent: Assembled, draft: Draft, measure: CallMeasure) -> None:
+        """Keep what the record and later calls need to know about a call, and report the call to observers."""
+        self._new_begin = sent.begin_seq or self._new_begin
+        if self._room is None:
+            # The room for history is the budget without system message, summaries and extras.
+            pinned = takewhile(lambda entry: entry.section in ("system", "summary"), sent.entries)
+            taken = sum([entry.tokens for entry in pinned]) + sum(draft.rooms.values())
+            left = max(draft.call.budget - taken, 0)
+            tokens = None if measure.stored is None else measure.as_stored(left, sent)
+            self._room = WindowRoom(tokens, self._options.message_limit, self._options.plan.step)
+            self._budget = measure.as_stored(measure.budget, sent)
+        self._open = (sent, measure.learning_from(sent), self._memory.clock(), None)
         observers, session_id = self._memory.observers, self.session.session_id
         built = ContextBuilt(
             run_id=self.run_id,
@@ -423,15 +435,3 @@ def _is_step(before: BaseMessage, message: BaseMessage) -> bool:
     """Return True if a message is a tool call or result that follows a question or another tool call or result."""
     follows = is_question(before) or not is_utterance(before)
     return follows and not is_utterance(message) and ANSWERS not in message.response_metadata
-
-
-def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
-    """Return the tokens left for history in a call: the budget without system message, summaries and extras."""
-    taken = 0
-    for entry in sent.entries:
-        if entry.section not in ("system", "summary"):
-            break
-        taken += entry.tokens
-    left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
-    tokens = None if measure.stored is None else measure.as_stored(left, sent)
-    return WindowRoom(tokens, options.message_limit, options.plan.step)

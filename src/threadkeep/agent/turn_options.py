@@ -148,12 +148,6 @@ class TurnOptions:
         """True if model calls get no earlier turns, because a limit is 0."""
         return self.max_messages == 0 or self.max_tokens == 0
 
-    def budget_in(self, room: int, *, known: bool) -> int:
-        """Return the token budget of a call, at most `room`. `known` is False if the model's real limit is unknown."""
-        if self.max_tokens == "auto":
-            return room if known else min(AUTO_TOKENS, room)
-        return min(self.max_tokens or room, room)
-
 
 def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[Any]) -> str | None:
     """Call a function that returns an id, with the runtime if it takes a second argument."""

@@ -341,7 +341,9 @@ def _estimate(text: str, family: Family) -> int:
         return 0
     costs = token_costs(family)
     data = framed(text)
-    tokens = _cost_of_pairs(data, costs.pairs) + _cost_of(data, costs.text)
+    view, cost_of = memoryview(data), costs.pairs.__getitem__
+    even, odd = view[: len(data) & ~1].cast("H"), view[1 : len(data) - 1 + len(data) % 2].cast("H")
+    tokens = sum(map(cost_of, even)) + sum(map(cost_of, odd)) + _cost_of(data, costs.text)
     kinds = data.translate(KINDS)
     tokens += _cost_of(kinds, costs.kinds)
     if b"0" in kinds:
@@ -349,12 +351,6 @@ def _estimate(text: str, family: Family) -> int:
     if not text.isascii():
         tokens += _cost_of_scripts(data, kinds, costs)
     return max(1, len(text) // _MOST_CHARACTERS, round(tokens))
-
-
-def _cost_of_pairs(data: bytes, pairs: list[float]) -> float:
-    view, size = memoryview(data), len(data)
-    even, odd = view[: size & ~1].cast("H"), view[1 : size - 1 + size % 2].cast("H")
-    return sum(map(pairs.__getitem__, even)) + sum(map(pairs.__getitem__, odd))
 
 
 def _cost_of_scripts(data: bytes, kinds: bytes, costs: TokenCosts) -> float:

@@ -172,7 +172,7 @@ class PendingTurns:
         """
         return await self._uninterrupted(self._record(turn), "threadkeep-record")
 
-    async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
+    async def record_joined(self, turn: Turn, join: Join | Joined) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store a turn and execute the caller's SQL statements (`join`) in one transaction; return None if this fails.
 
         Return None at once if the messages are in a LangGraph store, the database is known to fail, or earlier turns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -160,29 +160,39 @@ class WindowReader:
             window = with_superseded(window, ranges)
         return window, recent, known
 
-    async def _whole(
-        self, known: SessionRows | None, begin: int, before: int, limits: Limits
-    ) -> tuple[tuple[Message, ...], Sequence[tuple[int, int]], SessionRows] | None:
-        """Return messages and superseded ranges from `begin` to `before`; None unless all are cached and fit."""
-        if known is None or limits.nothing or limits.counter is None or known.first_seq > begin:
-            return None
-        if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):
-            return None
-        most = None if limits.max_messages is None else limits.max_messages - 1
-        found = known.counted(begin, before, most, limits.counter)
-        if found is None or not found[0] or (limits.max_tokens is not None and found[1] > limits.max_tokens):
-            return None
-        if not known.marks.revision:
-            return found[0], (), known
-        after = max(begin - 1, known.marks.deleted_seq)
-        known = await self._with_superseded(known, after)
-        return found[0], known.superseded_between(after, before), known
-
     async def _with_superseded(self, known: SessionRows, after: int) -> SessionRows:
         if known.superseded is not None and known.superseded[0] <= after:
             return known
         ranges = await self.transcripts.superseded(self.session_id, after=after, before=END)
         return replace(known, superseded=(after, tuple(ranges)))
+
+    def recollect_cached(self, past: Past) -> Recollection | None:
+        """Return the history for a model call without reading the database; None if the database must be read.
+
+        This is possible if `past.read` has the whole history, it fits the limits, and no message was reset or changed.
+        """
+        read, before = past.read, (past.before_seq or 0) - past.questions + 1
+        if past.before_id is None or not past.before_seq or read is None or read.profile != (past.profile or ""):
+            return None
+        known, state = read.rows, read.state
+        if known is None or known.first_seq >= before or known.marks.reset_seq or known.marks.revision:
+            return None
+        begin, begun, dropped, gaps = _before_window(state, past.profile)
+        if (messages := _whole(known, begin, before, past.limits)) is None:
+            return None
+        self.cache.put(self.session_id, known, window=len(messages))
+        return Recollection(
+            messages,
+            dropped=dropped,
+            summaries=state.summaries,
+            begin=begin if begin > 1 else 0,
+            begun=begun,
+            excluded=tuple(gaps),
+            question_seq=past.before_seq,
+            questions=past.questions,
+            revision=state.revision,
+            derived=known.derived,
+        )
 
     async def recollect(self, past: Past) -> tuple[WindowManifest | None, Recollection]:
         """Return the manifest of the window (None if it has all messages), and the history for a model call."""
@@ -191,24 +201,23 @@ class WindowReader:
         page_rows = min(past.limits.max_messages or PAGE_ROWS, PAGE_ROWS)
         read = await self._read_past(past, page_rows)
         state = read.state
-        covered, gaps = _before_window(state)
-        anchor = state.anchor_seq if past.profile else 0
-        begin = max(anchor, covered + 1)
+        begin, begun, dropped, gaps = _before_window(state, past.profile)
         known = read.rows if read.rows is not None and read.rows.first_seq < before else None
-        asked, manifest, dropped = past.before_id is not None, None, 0
-        if asked and (everything := await self._whole(known, begin, before, past.limits)) is not None:
-            messages, superseded, known = everything
-            revision, overflow = known.marks.revision, [Exclusion(*ends, "superseded") for ends in superseded]
+        asked, manifest, overflow = past.before_id is not None, None, []
+        if asked and known is not None and (found := _whole(known, begin, before, past.limits)) is not None:
+            messages, revision = found, known.marks.revision
+            if revision:
+                after = max(begin - 1, known.marks.deleted_seq)
+                known = await self._with_superseded(known, after)
+                overflow = [Exclusion(*ends, "superseded") for ends in known.superseded_between(after, before)]
         else:
             pages = _Pages(self._recent, begin, known)
             window, recent, known = await self._read(
                 pages, past.limits, before, page_rows=page_rows, before_question=asked
             )
             messages, manifest, revision = window.messages, window.manifest, recent.revision
-            dropped, overflow = manifest.dropped, [gap for gap in manifest.excluded if gap.first_seq >= begin]
-        if covered + 1 < begin:
-            gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
-            dropped += begin - 1 - covered
+            dropped += manifest.dropped
+            overflow = [gap for gap in manifest.excluded if gap.first_seq >= begin]
         # A reset may have happened after the state was read, so use the reset that was read with the rows.
         reset_seq = state.reset_seq if known is None else known.marks.reset_seq
         if known is not None:
@@ -221,7 +230,7 @@ class WindowReader:
             forgotten=await self._forgotten(reset_seq, past.known_ids, known) if reset_seq else frozenset(),
             summaries=state.summaries,
             begin=begin if begin > 1 else 0,
-            begun=anchor > max(state.reset_seq, state.archived_seq) or bool(state.summaries),
+            begun=begun,
             overflowing=bool([gap for gap in overflow if gap.reason != "superseded"]),
             excluded=(*gaps, *overflow),
             question_seq=question_seq,
@@ -317,8 +326,25 @@ class _Pages:
         return Recent(newest, marks.reset_seq, None, marks.archived_seq, marks.deleted_seq, marks.revision, marks)
 
 
-def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
-    """Return the `seq` of the last deleted, reset, archived or summarised message, and the excluded ranges up to it."""
+def _whole(known: SessionRows, begin: int, before: int, limits: Limits) -> tuple[Message, ...] | None:
+    """Return the cached messages from `begin` to `before`; None unless all are cached and fit."""
+    if limits.nothing or limits.counter is None or known.first_seq > begin:
+        return None
+    if max(known.marks.reset_seq, known.marks.archived_seq) >= max(begin, 1):
+        return None
+    most = None if limits.max_messages is None else limits.max_messages - 1
+    found = known.counted(begin, before, most, limits.counter)
+    if found is None or (limits.max_tokens is not None and found[1] > limits.max_tokens):
+        return None
+    return found[0] or None
+
+
+def _before_window(state: ContextState, profile: str | None) -> tuple[int, bool, int, list[Exclusion]]:
+    """Return `begin` and `begun` of the `Recollection`, and the messages before `begin`.
+
+    These are the number of messages between the last deleted, reset, archived or summarised message and the anchor, and
+    the excluded ranges.
+    """
     gaps: list[Exclusion] = []
     last = state.deleted_seq
     if state.reset_seq > last:
@@ -332,7 +358,12 @@ def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
     if last < state.archived_seq:
         gaps.append(Exclusion(last + 1, state.archived_seq, "archived"))
         last = state.archived_seq
-    return last, gaps
+    anchor = state.anchor_seq if profile else 0
+    begin = max(anchor, last + 1)
+    if last + 1 < begin:
+        gaps.append(Exclusion(last + 1, begin - 1, "before_anchor"))
+    begun = anchor > max(state.reset_seq, state.archived_seq) or bool(state.summaries)
+    return begin, begun, begin - 1 - last, gaps
 
 
 async def question_of(transcripts: Transcripts, session_id: str, run: str | None) -> Message | None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -33,7 +32,7 @@ from threadkeep.history.keys import check_session_id
 from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader, question_of
 from threadkeep.history.session_events import ReportedRead, SessionEvents
 from threadkeep.history.session_rows import SessionCache, rows_of
-from threadkeep.observe import Observer, StoreWrite
+from threadkeep.observe import Observer, StoreRead, StoreWrite
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.messages import session_html
 from threadkeep.records.sessions import check_argument, check_each, check_user_id
@@ -117,17 +116,9 @@ class Session:
         self._backend = backend
         self._transcripts = backend.transcripts
         self._pending = backend.pending
-        self._observer = observer
         self._cache = cache
-
-    # Create `_windows` and `_events` on first use, because many session objects are never read.
-    @cached_property
-    def _windows(self) -> WindowReader:
-        return WindowReader(self.session_id, self._transcripts, self._backend.contexts, self.user_id, self._cache)
-
-    @cached_property
-    def _events(self) -> SessionEvents:
-        return SessionEvents(self._observer, self._transcripts.backend, self.session_id)
+        self._windows = WindowReader(session_id, self._transcripts, backend.contexts, user_id, cache)
+        self._events = SessionEvents(observer, self._transcripts.backend, session_id)
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r})"
@@ -180,7 +171,7 @@ class Session:
         return receipt
 
     async def record_joined(
-        self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
+        self, messages: Sequence[Message], join: Join | Joined, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store messages and execute the caller's statements in one transaction; see `PendingTurns.record_joined`."""
         started = time.perf_counter()
@@ -203,7 +194,7 @@ class Session:
         known, limit = self._cache.get(self.session_id), limit + len(messages)
         reads = self._windows.statements(tables, profile, limit, known)
         whole = joined._replace(after=[*joined.after, *reads])
-        stored = await self.record_joined(messages, lambda _: whole)
+        stored = await self.record_joined(messages, whole)
         if stored is None:
             return None
         receipt, rows = stored
@@ -346,12 +337,15 @@ class Session:
             return Recollection(())
         # Copy the pending messages first: one that is stored during the read would otherwise be in neither list.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
-        found = None
+        started = time.perf_counter()
+        if (found := self._windows.recollect_cached(past)) is not None:
+            self._events.ended(StoreRead, started, "ok")
         try:
-            async with self.timeout(), ReportedRead(self._events, "fallback"):
-                manifest, found = await self._windows.recollect(past)
-            if manifest is not None:
-                self._events.truncated(manifest)
+            if found is None:
+                async with self.timeout(), ReportedRead(self._events, "fallback"):
+                    manifest, found = await self._windows.recollect(past)
+                if manifest is not None:
+                    self._events.truncated(manifest)
         except StoreClosed:
             raise
         except StoreError:
@@ -359,15 +353,7 @@ class Session:
         except TimeoutError as error:
             self._events.read_failed(error, "fallback")
         found = found or Recollection((), failed=True)
-        if not waiting:
-            return found
-        known = {key for message in found.messages for key in _keys(message)}
-        late = []
-        for message in waiting:
-            if known.isdisjoint(keys := _keys(message)):
-                late.append(message)
-                known |= keys
-        return replace(found, messages=(*found.messages, *late))
+        return _with_waiting(found, waiting) if waiting else found
 
     def report_write_failed(self, error: Exception) -> None:
         """Report that data of a turn other than its messages were lost; the write is not retried."""
@@ -550,7 +536,7 @@ class Session:
             str(uuid7()) if session_id is None else session_id,
             self._backend,
             user_id=self.user_id,
-            observer=self._observer,
+            observer=self._events.observer,
             cache=self._cache,
             workspace=self.workspace,
         )
@@ -614,6 +600,17 @@ class Session:
     async def _info(self) -> SessionInfo | None:
         async with ReportedRead(self._events):
             return await self._transcripts.session(self.session_id, user_id=self.user_id)
+
+
+def _with_waiting(found: Recollection, waiting: Sequence[Message]) -> Recollection:
+    """Return a history with the messages in `waiting` that it lacks, at the end."""
+    known = {key for message in found.messages for key in _keys(message)}
+    late = []
+    for message in waiting:
+        if known.isdisjoint(keys := _keys(message)):
+            late.append(message)
+            known |= keys
+    return replace(found, messages=(*found.messages, *late))
 
 
 def _keys(message: Message) -> set[object]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypedDict
 
 from threadkeep.context.window import WindowManifest
@@ -36,17 +37,23 @@ class _Labels(TypedDict):
     session_id: str
 
 
+@dataclass(eq=False)
 class SessionEvents:
     """A reporter of a session's reads and writes to an observer."""
 
-    def __init__(self, observer: Observer, backend: Backend, session_id: str) -> None:
-        self._observer = observer
-        self._labels = _Labels(backend=backend, channel=channel_of(session_id), session_id=session_id)
+    observer: Observer
+    backend: Backend
+    session_id: str
+
+    # Create the labels on first use, because many session objects are never read.
+    @cached_property
+    def _labels(self) -> _Labels:
+        return _Labels(backend=self.backend, channel=channel_of(self.session_id), session_id=self.session_id)
 
     def ended(self, kind: type[StoreRead | StoreWrite], started: float, outcome: Outcome) -> None:
         """Report that a read or a write ended, which began at `started` (a value of `time.perf_counter()`)."""
         milliseconds = 1000 * (time.perf_counter() - started)
-        self._observer.notify(kind(**self._labels, outcome=outcome, milliseconds=milliseconds))
+        self.observer.notify(kind(**self._labels, outcome=outcome, milliseconds=milliseconds))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -64,34 +71,34 @@ class SessionEvents:
 
     def read_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that a read failed."""
-        self._observer.notify(ReadFailed(**self._labels, outcome=outcome, error=type(error).__name__))
+        self.observer.notify(ReadFailed(**self._labels, outcome=outcome, error=type(error).__name__))
 
     def write_failed(self, error: Exception, outcome: Outcome) -> None:
         """Report that an attempt to write a turn failed."""
         reason = error.CURE if isinstance(error, DatabaseFileReplaced) else None
-        self._observer.notify(WriteFailed(**self._labels, outcome=outcome, error=type(error).__name__, reason=reason))
+        self.observer.notify(WriteFailed(**self._labels, outcome=outcome, error=type(error).__name__, reason=reason))
 
     def deferred(self, messages: int) -> None:
         """Report that a turn could not be written yet, and waits for a retry."""
-        self._observer.notify(WriteDeferred(**self._labels, messages=messages))
+        self.observer.notify(WriteDeferred(**self._labels, messages=messages))
 
     def recovered(self, tries: int) -> None:
         """Report that a turn that had waited for a retry was written."""
-        self._observer.notify(WriteRecovered(**self._labels, tries=tries))
+        self.observer.notify(WriteRecovered(**self._labels, tries=tries))
 
     def dropped(self) -> None:
         """Report that a person dropped a turn that waited for a retry."""
-        self._observer.notify(WriteDropped(**self._labels))
+        self.observer.notify(WriteDropped(**self._labels))
 
     def discarded(self) -> None:
         """Report that an answer was not stored because its question is gone."""
-        self._observer.notify(AnswerDiscarded(**self._labels))
+        self.observer.notify(AnswerDiscarded(**self._labels))
 
     def truncated(self, manifest: WindowManifest) -> None:
         """Report a window if it leaves out or cuts messages."""
         if manifest.dropped or manifest.cuts:
             labels = self._labels
-            self._observer.notify(
+            self.observer.notify(
                 HistoryTruncated(
                     channel=labels["channel"],
                     dropped=manifest.dropped,

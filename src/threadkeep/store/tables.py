@@ -96,19 +96,19 @@ class TableTranscripts:
             return await self._turns.store(connection, prepared)
 
     async def append_joined(
-        self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]
+        self, turn: Turn, join: Joined | Callable[[Sequence[Message]], Joined | None]
     ) -> tuple[Receipt, Sequence[list[Row]]]:
         """Store a new turn and execute the statements of `join`, in one transaction.
 
-        Return the receipt and the rows. `join` gets the messages as they will be stored; it returns None if its
-        statements are too large.
+        Return the receipt and the rows. If `join` is a function, it gets the messages as they will be stored; it
+        returns None if its statements are too large.
 
         Raises:
             TurnRefused: nothing was stored, because a message is stored already, `join` returned None, or a statement
                 rejected the turn.
         """
         prepared = self._prepare(turn)
-        joined = join(prepared.messages)
+        joined = join if isinstance(join, Joined) else join(prepared.messages)
         if joined is None:
             raise TurnRefused("The statements that belong to the turn are too large; store them after the turn.")
         prepared.before, prepared.after, prepared.is_joined = joined.before, joined.after, True
