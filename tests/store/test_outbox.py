@@ -303,6 +303,16 @@ async def test_a_message_without_a_run_is_ended(memory: Memory, clock: SettableC
     assert await statuses(outbox) == {"m1": "nothing", "m2": "waiting"}
 
 
+async def test_messages_without_a_run_are_returned_in_their_order(memory: Memory, clock: SettableClock) -> None:
+    """The order stays the same if the row of the first message is updated."""
+    outbox = memory.channels.outbox
+    for message in ("m1", "m2", "m3"):
+        await outbox.add("support", SESSION, message, address=ADDRESS, message=message)
+    assert await outbox.note_partial(1, "Hello")
+    clock.advance(DAY.total_seconds() + 1)
+    assert [left.message for left in await outbox.orphaned(older_than=DAY)] == ["m1", "m2", "m3"]
+
+
 async def test_a_text_is_sent_to_the_newest_address(memory: Memory) -> None:
     """An unsolicited text goes to that address once; an answer can leave the stored address unchanged."""
     outbox = memory.channels.outbox

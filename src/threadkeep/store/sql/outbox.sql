@@ -86,6 +86,7 @@ WHERE status = 'waiting' AND created_at < :before
 -- name: left
 SELECT number, channel, address FROM chat_outbox
 -- include: unasked
+ORDER BY number
 
 -- name: end_without_run
 UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ended_at = :now
