@@ -6,17 +6,19 @@ import fcntl
 import os
 import re
 import tempfile
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, override
 
 import yaml
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from threadkeep.channels import telegram_client, wecom_client, wecom_connection
 from threadkeep.channels.bots import TEXTS, Language, Texts
+from threadkeep.channels.contract import Channel
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import ChatType, TelegramChannel, TelegramOptions, UpdateKind
 from threadkeep.channels.wecom import WeComDirectChannel, WeComDirectOptions
@@ -54,6 +56,14 @@ class BotSettings(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
         """
         return TEXTS[self.language].changed(self.texts)
 
+    @abstractmethod
+    def channel(self) -> Channel:
+        """Create the bot's channel, which verifies and parses what its platform sends, from these settings.
+
+        Raises:
+            InvalidInput: an option is invalid.
+        """
+
     def options[O: DataclassInstance](self, kind: type[O], **others: object) -> O:
         """Create an options object of type `kind`. Take each field from `others` or else from these settings.
 
@@ -78,12 +88,8 @@ class TelegramSettings(BotSettings):
     group_messages: Literal["addressed", "all"] = "addressed"
     api: ApiAddress = telegram_client.API
 
+    @override
     def channel(self) -> TelegramChannel:
-        """Create the bot's channel, which verifies and parses its updates, from these settings.
-
-        Raises:
-            InvalidInput: an option is invalid.
-        """
         if self.receive == "webhook" and not self.secret.get_secret_value():
             raise InvalidInput("A bot that receives by webhook needs a secret; choose one of A-Z, a-z, 0-9, _ and -.")
         return TelegramChannel(self.options(TelegramOptions))
@@ -106,12 +112,8 @@ class WeComDirectSettings(WeComSettings):
     kind: Literal["wecom_dm"]
     agent_id: str
 
+    @override
     def channel(self) -> WeComDirectChannel:
-        """Create the application's channel, which verifies and parses its callbacks, from these settings.
-
-        Raises:
-            InvalidInput: an option is invalid.
-        """
         return WeComDirectChannel(self.options(WeComDirectOptions))
 
 
@@ -123,12 +125,8 @@ class WeComServiceSettings(WeComSettings):
     # Customers write several short messages in a row, so answer them together.
     double_texting: DoubleTexting | None = "coalesce"
 
+    @override
     def channel(self) -> WeComServiceChannel:
-        """Create the channel of the customer service, which verifies and parses its callbacks, from these settings.
-
-        Raises:
-            InvalidInput: an option is invalid.
-        """
         return WeComServiceChannel(self.options(WeComServiceOptions))
 
 
@@ -150,12 +148,8 @@ class WeComAIBotSettings(BotSettings):
     bot_name: str = ""
     receive_id: str | None = ""
 
+    @override
     def channel(self) -> WeComAIBotChannel:
-        """Create the bot's channel, which verifies and parses what WeCom sends, from these settings.
-
-        Raises:
-            InvalidInput: an option is invalid.
-        """
         is_called, secret = self.receive == "webhook", self.secret.get_secret_value()
         if is_called and not self.token.get_secret_value():
             raise InvalidInput("An AI bot that WeCom calls needs its token and encoding_aes_key; set them.")

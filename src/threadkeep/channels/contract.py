@@ -320,12 +320,14 @@ class ChannelClient(Protocol):
     @property
     def can_send(self) -> bool:
         """False if the client can send only over a long connection to the platform, and has none now."""
+        return True
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send one part of an answer to a chat, and return the outcome."""
 
     async def show_working(self, address: Address) -> None:
-        """Show the person that the bot is working, if the platform has a way to do so."""
+        """Show the person that the bot is working. Do nothing if the platform has no way, or if a stream shows it."""
+        return
 
     async def account(self) -> Account | str:
         """Return the platform's data about the bot, or the name of an error."""

@@ -216,11 +216,10 @@ class AnswerStreams:
         pieces: list[RunPiece] = []
         writing = asyncio.create_task(self._keep_writing(outgoing.number, pieces))
         try:
-            async for each in events:
-                if isinstance(each, RunPiece) and each.text:
-                    pieces.append(each)  # noqa: PERF401 - the writer reads while it grows
-        except RunNotFound:
-            return  # the run was deleted with its session
+            with contextlib.suppress(RunNotFound):  # the run was deleted with its session
+                async for each in events:
+                    if isinstance(each, RunPiece) and each.text:
+                        pieces.append(each)  # noqa: PERF401 - the writer reads while it grows
         finally:
             writing.cancel()
             await asyncio.wait([writing])

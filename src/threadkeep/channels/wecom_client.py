@@ -14,6 +14,7 @@ import httpx2
 from threadkeep.channels.contract import (
     Account,
     Address,
+    ChannelClient,
     Later,
     Outcome,
     Part,
@@ -169,17 +170,8 @@ def outcome_of(answer: WeComAnswer) -> Outcome:
     return Later(answer.problem, uncertain=answer.uncertain or answer.code == -1)  # -1: "busy", an error of the server
 
 
-class ShowsNoWork:
-    """A client of a platform that cannot show that a bot is working, or of a bot whose stream shows it."""
-
-    async def show_working(self, address: Address) -> None:
-        """Do nothing."""
-
-
-class WeComClient(ShowsNoWork):
+class WeComClient(ChannelClient):
     """The base class of clients that call WeCom's API for one application."""
-
-    can_send = True
 
     def __init__(self, api: WeComApi) -> None:
         self.api = api
@@ -243,10 +235,8 @@ class WeComServiceClient(WeComClient):
         return answer
 
 
-class WeComAIBotClient(ShowsNoWork):
+class WeComAIBotClient(ChannelClient):
     """A client that sends an AI bot's answers if WeCom has not fetched them. A message can be answered only once."""
-
-    can_send = True
 
     def __init__(self, http: httpx2.AsyncClient, *, api: str = API) -> None:
         self._http = http

@@ -24,6 +24,7 @@ from threadkeep.channels.bots import Bot, Receiver, notify_trouble
 from threadkeep.channels.contract import (
     Account,
     Address,
+    ChannelClient,
     ChatEntered,
     Ignored,
     IncomingMessage,
@@ -40,7 +41,7 @@ from threadkeep.channels.contract import (
 )
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.wecom_aibot import NOTHING, STREAM_TIME, WeComAIBotChannel
-from threadkeep.channels.wecom_client import ShowsNoWork, WeComAnswer, outcome_of
+from threadkeep.channels.wecom_client import WeComAnswer, outcome_of
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
@@ -74,7 +75,7 @@ class _Stream:
         return {"msgtype": "stream", "stream": {"id": self.id, "finish": finished, "content": text}}
 
 
-class AIBotConnection(Receiver, ShowsNoWork):
+class AIBotConnection(Receiver, ChannelClient):
     """The connection of an AI bot, and the client that sends its answers.
 
     Only one process at a time is connected. Answers are streamed until the connection or the stream's time ends; after
