@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import repeat
@@ -710,9 +710,10 @@ _NEWER, _DAMAGED = "28b52ffd22429c00", "01ff"
 @asynccontextmanager
 async def _unreadable_inputs(url: str, record: str) -> AsyncIterator[None]:
     """Replace the inputs of all runs inside the block."""
+    blob = f"X'{record}'" if url.startswith("sqlite") else f"decode('{record}', 'hex')"
     for statement in (
         "CREATE TABLE readable AS SELECT run_id, input FROM chat_runs",
-        f"UPDATE chat_runs SET input = X'{record}'",
+        f"UPDATE chat_runs SET input = {blob}",
     ):
         await asyncio.to_thread(execute, url, statement)
     yield
@@ -753,6 +754,26 @@ async def test_an_answer_to_a_run_of_a_newer_version_is_left_to_its_processes(
             await until(lambda: telegram.texts() == ["Ship it?"] * 2)
         await desk.say("yes", 2)
         assert await desk.answered(3) == ["Ship it?", "Ship it?", "You said yes."]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite-file", "postgres"], indirect=True)
+async def test_polling_is_not_blocked_by_a_run_of_a_newer_version(
+    database_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages of other people are answered. The next process that can read the run takes the answer to it."""
+    other = {"from": {"id": 8, "is_bot": False, "first_name": "Ben"}, "chat": {"id": 8, "type": "private"}}
+    given: dict[str, Any] = {"receive": "polling", "secret": "", "options": replace(SOON, take_again_seconds=0.01)}
+    async with AsyncExitStack() as newer:
+        async with asking_bot(database_url, tmp_path, telegram, monkeypatch, **given) as desk:
+            telegram.push(update("Order it.", 1))
+            assert await desk.answered() == ["Ship it?"]
+            await newer.enter_async_context(_unreadable_inputs(database_url, _NEWER))
+            telegram.push(update("yes", 2), update("Order one for me.", 3, **other))
+            await until(lambda: telegram.texts() == ["Ship it?"] * 2)
+            await until(lambda: _has_offset(desk, "4"))
+        await newer.aclose()
+        async with asking_bot(database_url, tmp_path, telegram, monkeypatch, **given) as desk:
+            assert await desk.answered(3) == ["Ship it?", "Ship it?", "You said yes."]
 
 
 async def test_new_cancels_the_waiting_run(

@@ -93,10 +93,23 @@ class Intake:
         started: list[Started] = []
         try:
             for update in updates:
-                await self.take(bot, update, started)
+                await self.take_fetched(bot, update, started)
         finally:
             for each in started:
                 self.in_background(self._until_ready(bot, each))
+
+    async def take_fetched(self, bot: Bot, update: Update, started: StartedRuns = None) -> None:
+        """Take one update that this process fetched, as `take` does.
+
+        A message for a run of a newer version stays in the outbox for its processes, and does not block later updates.
+        """
+        try:
+            await self.take(bot, update, started)
+        except RecordTooNew as error:
+            message = await self._in_first_chat(bot, update) if isinstance(update, IncomingMessage) else None
+            if not message or not await self._outbox.waits(bot.name, message.session_id or "", message.message_id):
+                raise
+            self._notify_trouble(error, bot)
 
     async def take(self, bot: Bot, update: Update, started: StartedRuns = None, *, again: bool = False) -> None:
         """Take one update: store it, and start a run for its message. Taking it again changes nothing.
@@ -494,9 +507,8 @@ class Intake:
         self, bot: Bot, outcome: UpdateOutcome, reason: UpdateReason | None = None, session_id: str | None = None
     ) -> None:
         """Notify observers of the outcome of an update: for example, that it was taken or ignored."""
-        event = UpdateReceived(
-            channel=bot.channel.kind, bot=bot.name, outcome=outcome, reason=reason, session_id=session_id
-        )
+        kind, name = bot.channel.kind, bot.name
+        event = UpdateReceived(channel=kind, bot=name, outcome=outcome, reason=reason, session_id=session_id)
         self._memory.observers.notify(event)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:

@@ -12,6 +12,7 @@ from threadkeep.channels.bots import Bot, Receiver
 from threadkeep.channels.contract import (
     Account,
     Address,
+    ChannelClient,
     Later,
     Moved,
     Outcome,
@@ -71,7 +72,7 @@ class TelegramAnswer:
         return self.error or _PROBLEMS.get(self.status, f"Status{self.status}")
 
 
-class TelegramClient:
+class TelegramClient(ChannelClient):
     """The API calls of one bot. Every URL contains the token, so URLs are never logged or shown."""
 
     def __init__(self, token: str, http: httpx2.AsyncClient, *, api: str = API) -> None:
@@ -95,8 +96,6 @@ class TelegramClient:
         if status < 500 and "ok" not in fields:  # a proxy or a firewall has answered, not Telegram
             return TelegramAnswer(0, error=f"Status{status}")
         return TelegramAnswer(status, fields.get("result"), object_in(fields, "parameters"), uncertain=status >= 500)
-
-    can_send = True
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a formatted part, or plain text if Telegram rejects the format."""
@@ -190,7 +189,7 @@ class TelegramPolling(Receiver):
         if not answer.ok:
             return await self._refused(answer)
         for update in map(object_in, list_in({"result": answer.result}, "result")):
-            await self._intake.take(self._bot, self._channel.read_update(update))
+            await self._intake.take_fetched(self._bot, self._channel.read_update(update))
             # After a week without updates, Telegram starts again at a random number, which may be lower.
             offset = (number_in(update, "update_id") or 0) + 1
         if offset is None or str(offset) == stored:
