@@ -24,11 +24,11 @@ from tests.channels.fake_telegram import FakeTelegram
 from tests.channels.platforms import SENT_AT, Telegram
 from tests.databases import execute
 from tests.web.services import until
-from threadkeep import Message
-from threadkeep.channels import intake, opening, wecom_client
-from threadkeep.channels.bots import TEXTS
+from threadkeep import Memory, Message
+from threadkeep.channels import delivery, intake, opening, wecom_client
+from threadkeep.channels.bots import TEXTS, Bot
 from threadkeep.channels.contract import IncomingMessage, stored_message
-from threadkeep.channels.delivery import DeliveryOptions
+from threadkeep.channels.delivery import DeliveryOptions, answer_text
 from threadkeep.channels.telegram import TelegramChannel
 from threadkeep.channels.telegram_client import TelegramAnswer, TelegramClient, TelegramPolling
 from threadkeep.errors import StoreUnavailable
@@ -40,7 +40,7 @@ from threadkeep.records.runs import DELETE, RunQuery, deletion_key
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
 from threadkeep.store.duties import Duties
-from threadkeep.store.outbox import Outbox
+from threadkeep.store.outbox import Outbox, Outgoing
 from threadkeep.testing import Gate, ScriptedModel
 
 TOO_FAST = "You are sending messages too fast. Please wait a minute."
@@ -1169,6 +1169,32 @@ async def test_recovered_messages_skip_the_limit_and_recovered_commands_expire(
         await until(lambda: _has_statuses(desk, "delivered", "waiting", "delivered"))
         assert telegram.texts() == ["one", "two"]
         assert (await desk.memory.session(SESSION).info()).reset_seq == 0
+
+
+async def test_a_process_that_was_paused_beyond_its_claim_sends_nothing(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process claims the reply to the first message in the meantime, and sends it."""
+    url, options = f"sqlite:///{tmp_path}/history.db", replace(SOON, claim_seconds=0.5)
+
+    async def text_after_a_pause(memory: Memory, bot: Bot, message: Outgoing) -> str:
+        text = await answer_text(memory, bot, message)
+        outbox = memory.channels.outbox
+
+        async def is_claimed() -> bool:
+            return await outbox.claim(message.number, "another", seconds=60) is not None
+
+        if message.number == 1:
+            await until(is_claimed)
+            assert await outbox.end(message.number, "another", "delivered")
+        return text
+
+    monkeypatch.setattr(delivery, "answer_text", text_after_a_pause)
+    async with opened_bot(url, tmp_path, telegram, ScriptedModel(["one", "two"]), options=options) as desk:
+        await desk.say("a", 1)
+        await until(lambda: _has_statuses(desk, "delivered"))
+        await desk.say("b", 2)
+        assert await desk.answered() == ["two"]
 
 
 async def test_an_unsent_reply_is_sent_at_the_next_start(

@@ -86,7 +86,7 @@ class Delivery:
             self._woken.clear()
             if polls := loop.time() >= poll_at:
                 poll_at = loop.time() + self._options.poll_seconds
-            with ErrorBoundary(self._notify_trouble):
+            with ErrorBoundary(partial(notify_trouble, self._memory, "delivery")):
                 await self.deliver_due(of_all=polls)
                 if polls:
                     await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
@@ -124,12 +124,13 @@ class Delivery:
 
     async def _deliver(self, bot: Bot, number: int) -> None:
         # After a failure, this process's claim on the message expires, and the message is sent again.
-        with ErrorBoundary(lambda error: self._notify_trouble(error, bot)):
+        with ErrorBoundary(partial(notify_trouble, self._memory, "delivery", channel=bot.channel)):
+            claimed_at = asyncio.get_running_loop().time()
             message = await self._outbox.claim(number, self._owner, seconds=self._options.claim_seconds)
             if message is not None:
-                await self._send(bot, message)
+                await self._send(bot, message, claimed_at)
 
-    async def _send(self, bot: Bot, message: Outgoing) -> None:
+    async def _send(self, bot: Bot, message: Outgoing, claimed_at: float) -> None:
         text = await answer_text(self._memory, bot, message)
         parts = bot.channel.split(text)
         if not parts:
@@ -141,7 +142,9 @@ class Delivery:
             key, is_last = _key(message, index), index == len(parts) - 1
             again = message.uncertain and index == message.parts_sent
             part = Part(parts[index], key, number=index, last=is_last, again=again)
-            match await self._send_part(bot, message.address, part):
+            outcome = await self._send_part(bot, message.address, part, claimed_at)
+            claimed_at = asyncio.get_running_loop().time()
+            match outcome:
                 case Sent(is_all):
                     index = len(parts) if is_all else index + 1
                     # While the database is unavailable, keep trying to record the sent part, or it would be sent again.
@@ -162,10 +165,13 @@ class Delivery:
         await self._outbox.end(message.number, self._owner, "delivered")
         notify_sent(self._memory, bot, message, "delivered", parts=index)
 
-    async def _send_part(self, bot: Bot, address: Address, part: Part) -> Outcome:
+    async def _send_part(self, bot: Bot, address: Address, part: Part, claimed_at: float) -> Outcome:
         """Send a part. Stop shortly before this process's claim expires: another process may then send the part."""
+        ends_at = claimed_at + 0.9 * self._options.claim_seconds
+        if asyncio.get_running_loop().time() >= ends_at:  # the process was paused, for example
+            return Later("TimeoutError")
         try:
-            async with asyncio.timeout(0.9 * self._options.claim_seconds):
+            async with asyncio.timeout_at(ends_at):
                 return await bot.client.send(address, part)
         except TimeoutError:
             return Later("TimeoutError", uncertain=True)
@@ -189,9 +195,6 @@ class Delivery:
     def _pause(self, tries: int) -> float:
         """Return the pause in seconds before the next attempt, after `tries` attempts to send an answer."""
         return min(self._options.first_pause_seconds * 2.0 ** min(tries - 1, 30), self._options.longest_pause_seconds)
-
-    def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
-        notify_trouble(self._memory, "delivery", error, None if bot is None else bot.channel)
 
 
 async def note_failure(memory: Memory, bot: Bot, failed: AnswerFailed) -> None:
