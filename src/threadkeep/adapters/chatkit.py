@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -255,15 +255,11 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
             added = [new]
         elif _text(new) != _text(messages[position]):
             later = messages[position:]
-            added = [new, *_copies(later, item_id)]
+            fresh = {"seq": None, "created_at": None, "superseded_at": None, "superseded_by": None}
+            others = [one for one in later if _item_id(one) != item_id]
+            added = [new, *(one.with_fields(id=str(uuid7()), **fresh) for one in others)]
         end = (later[0].seq or 0) - 1 if later else info.last_seq
         return await session.append_instead(added, end, (info.last_seq, info.revision))
-
-
-def _copies(messages: Sequence[Message], item_id: str) -> list[Message]:
-    """Return copies of the messages, with new ids. Leave out the messages that contain the item `item_id`."""
-    fresh = {"seq": None, "created_at": None, "superseded_at": None, "superseded_by": None}
-    return [one.with_fields(id=str(uuid7()), **fresh) for one in messages if _item_id(one) != item_id]
 
 
 def _scope(user_id: str | None) -> str:

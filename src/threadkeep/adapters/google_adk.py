@@ -299,7 +299,12 @@ class MemoryService(MemoryAdapter, BaseMemoryService):
                     found.setdefault(key, hit)
                     words_in[key] = words_in.get(key, 0.0) + 1 + 1 / (_MOST_WORDS * len(hits))
         best = [found[key].message for key in sorted(words_in, key=words_in.__getitem__, reverse=True)[:_MOST_HITS]]
-        return SearchMemoryResponse(memories=[_entry(message) for message in best])
+        entries: list[MemoryEntry] = []
+        for message in best:
+            content, moment = _content(message), message.sent_at or message.created_at
+            timestamp, author = moment.isoformat() if moment else None, message.author or content.role
+            entries.append(MemoryEntry(content=content, id=message.id, author=author, timestamp=timestamp))
+        return SearchMemoryResponse(memories=entries)
 
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
         """Take back a message in the user's sessions of the app, and all later messages of the run that stored it.
@@ -329,7 +334,10 @@ def _prefix(app_name: str) -> str:
 
 def _key(app_name: str, user_id: str, session_id: str) -> str:
     """Return the id of the Threadkeep session for an ADK session, with a digest if the id would be too long."""
-    parts = [f"{escape(user_id)}:{escape(session_id)}" for escape in (keys.escape_key, _escape_ascii)]
+    ids = (user_id, session_id)
+    # If the id with escaped characters beyond ASCII would be too long, leave the printable ones unchanged.
+    unescaped = ["".join(c if c.isprintable() and not c.isascii() else keys.escape_key(c) for c in one) for one in ids]
+    parts = [":".join(map(keys.escape_key, ids)), ":".join(unescaped)]
     longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))
     short = [part for part in parts if len(part) <= longest]
     return _prefix(app_name) + (short[0] if short else f"sha256-{sha256(parts[0].encode()).hexdigest()}")
@@ -338,11 +346,6 @@ def _key(app_name: str, user_id: str, session_id: str) -> str:
 def _long_id(stored: StoredSession, session_id: str) -> dict[str, Json]:
     """Return `{"session": session_id}` if the id of `stored` contains only a digest of `session_id`, else `{}`."""
     return {} if _adk_id(stored.session_id) else {"session": session_id}
-
-
-def _escape_ascii(text: str) -> str:
-    """Escape one part of a key, but leave printable characters beyond ASCII unchanged."""
-    return "".join(one if one.isprintable() and not one.isascii() else keys.escape_key(one) for one in text)
 
 
 def _adk_id(stored_id: str) -> str:
@@ -413,15 +416,4 @@ def _message(event: Event) -> Message | None:
         id=event.id or None,
         author=None if event.author == "user" else event.author,
         sent_at=datetime.fromtimestamp(event.timestamp, UTC),
-    )
-
-
-def _entry(message: Message) -> MemoryEntry:
-    moment = message.sent_at or message.created_at
-    content = _content(message)
-    return MemoryEntry(
-        content=content,
-        id=message.id,
-        author=message.author or content.role,
-        timestamp=moment.isoformat() if moment else None,
     )

@@ -97,15 +97,10 @@ def _message(message: ChatMessage) -> Message:
         block.block_type == "tool_call" for block in message.blocks
     )
     role = None if calls else _ROLES.get(message.role)
-    text = _text(message) if role else ""
-    return item_message(_NAME, item, role=role if text else None, text=text or f"[{message.role.value}]")
-
-
-def _text(message: ChatMessage) -> str:
-    """Return the text of a message, with marks for its images and files."""
     media = [{"type": block.block_type} for block in message.blocks]
-    mark = media_mark([block for block in media if media_name(block) != "part"])
-    return "\n".join(part for part in (message.content, mark) if part)
+    mark = media_mark([block for block in media if media_name(block) != "part"])  # for images and files
+    text = "\n".join(part for part in (message.content, mark) if part and role)
+    return item_message(_NAME, item, role=role if text else None, text=text or f"[{message.role.value}]")
 
 
 def _is_item(message: Message) -> bool:

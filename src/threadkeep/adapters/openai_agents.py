@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from threadkeep.adapters.items import (
@@ -67,7 +66,12 @@ class AgentsSession:
             WrongUser: the session belongs to another user.
             StoreUnavailable: the database does not answer; nothing was stored.
         """
-        messages = [_message(cast("Mapping[str, Json]", item)) for item in items]
+        messages: list[Message] = []
+        for item in cast("list[dict[str, Json]]", items):
+            role = openai_role(item)
+            text = openai_text(item.get("content")) if role else ""
+            mark = f"[{item.get('type') or item.get('role') or 'item'}]"
+            messages.append(item_message(_NAME, dict(item), role=role if text else None, text=text or mark))
         if messages:
             await self._session.call_even_if_blocked(lambda session: session.append(messages))
 
@@ -79,13 +83,6 @@ class AgentsSession:
     async def clear_session(self) -> None:
         """Delete the session with all its items."""
         await self._session.call_even_if_blocked(lambda session: session.delete())
-
-
-def _message(item: Mapping[str, Json]) -> Message:
-    role = openai_role(item)
-    text = openai_text(item.get("content")) if role else ""
-    mark = f"[{item.get('type') or item.get('role') or 'item'}]"
-    return item_message(_NAME, dict(item), role=role if text else None, text=text or mark)
 
 
 def _is_item(message: Message) -> bool:

@@ -219,8 +219,10 @@ def problem_of(error: Exception, request: Request | None = None) -> Problem:
             paths = (each for each in _NOT_OFFERED if re.fullmatch(each, request.url.path))
             problem.detail = _NOT_OFFERED.get(next(paths, ""), problem.detail)
         return problem
-    if isinstance(error, ThreadkeepError):
-        return _threadkeep_problem(error)
+    for kind_of_error, (status, kind) in _KINDS.items():
+        if isinstance(error, kind_of_error):
+            sentence = error.CURE if isinstance(error, DatabaseFileReplaced) else _SENTENCES.get(kind, str(error))
+            return make_problem(status, kind, sentence).model_copy(update=_members(error))
     # If the client disconnected early, use 400, because a 500 would be logged as an error.
     return _http_problem(HTTPException(400 if isinstance(error, ClientDisconnect) else 500))
 
@@ -282,14 +284,6 @@ def headers_of(request: Request, error: Exception) -> Mapping[str, str]:
         methods = {method for route in matching for method in route.methods} or {"GET"}
         return {"Allow": ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))}
     return (error.headers or {}) if isinstance(error, HTTPException | ProblemRaised) else {}
-
-
-def _threadkeep_problem(error: ThreadkeepError) -> Problem:
-    for kind_of_error, (status, kind) in _KINDS.items():
-        if isinstance(error, kind_of_error):
-            sentence = error.CURE if isinstance(error, DatabaseFileReplaced) else _SENTENCES.get(kind, str(error))
-            return make_problem(status, kind, sentence).model_copy(update=_members(error))
-    return _http_problem(HTTPException(500))
 
 
 def _members(error: ThreadkeepError) -> dict[str, object]:

@@ -32,19 +32,16 @@ class EncodedPathRoute(APIRoute):
         raw: bytes | None = scope.get("raw_path")
         if raw is not None and b"%" not in raw:
             return super().matches(scope)
-        match, child_scope = super().matches({**scope, "path": _encoded_path(scope["path"], raw)})
+        path = scope["path"].replace("%", "%25")
+        if raw is not None:
+            # Decode the segments, except slashes and percent signs in a segment.
+            segments = [_decoded(segment) for segment in raw.decode("latin-1").split("/")]
+            path = "/".join(segment.replace("%", "%25").replace("/", "%2F") for segment in segments)
+        match, child_scope = super().matches({**scope, "path": path})
         if match is not Match.NONE:
             parameters = child_scope["path_params"]
             child_scope["path_params"] = {name: _decoded(value) for name, value in parameters.items()}
         return match, child_scope
-
-
-def _encoded_path(path: str, raw: bytes | None) -> str:
-    """Return the path with decoded segments, except that slashes and percent signs in a segment stay encoded."""
-    if raw is None:
-        return path.replace("%", "%25")
-    segments = [_decoded(segment) for segment in raw.decode("latin-1").split("/")]
-    return "/".join(segment.replace("%", "%25").replace("/", "%2F") for segment in segments)
 
 
 def _decoded(text: str) -> str:

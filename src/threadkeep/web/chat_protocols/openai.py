@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Request, Response
@@ -187,7 +188,9 @@ async def complete(
     user_id = caller.user(body.user)
     repeat = caller.repeat_id(user_id, idempotency_key)
     new = None if user_id is not None else f"session_{repeat}" if repeat else str(uuid7())
-    named = new if session is None else _from_header(session)
+    named = new if session is None else session
+    with suppress(UnicodeDecodeError):  # clients send UTF-8, which servers decode as Latin-1
+        named = named and named.encode("latin-1").decode()
     known = None if repeat is None else f"msg_{repeat}"
     sent = Sent(
         messages_of([_without_calls(one) for one in body.messages]), named, user_id, body.model, message_id=known
@@ -217,14 +220,6 @@ def _without_calls(message: JsonValue) -> JsonValue:
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
     return {"content": None, **{name: value for name, value in message.items() if name != "tool_calls"}}
-
-
-def _from_header(value: str) -> str:
-    """Return the session id in a header. Clients send UTF-8, which servers decode as Latin-1."""
-    try:
-        return value.encode("latin-1").decode()
-    except UnicodeDecodeError:
-        return value
 
 
 def _as_header(session_id: str) -> str:

@@ -15,7 +15,6 @@ from fastapi import APIRouter, Query, Request, Response
 from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, recorded_view
 from threadkeep.agent.explanations import CallRecord, MessageOutcome, in_words, outcome_of
 from threadkeep.agent.rebuilding import recorded
-from threadkeep.app import App
 from threadkeep.context.manifest import ContextManifest, FactReference, TurnReference
 from threadkeep.context.window import Exclusion, join_ranges
 from threadkeep.errors import KnowledgeNotFound, SessionNotFound
@@ -109,18 +108,18 @@ class CallReader:
     async def read(self, stored: StoredManifest) -> CallView:
         """Return a recorded call with everything that its page shows."""
         view = await recorded_view(self._memory, stored)
-        transcript = await self._transcript(view.manifest)
+        transcript = self._session(view.manifest.session_id) if view.manifest.session_id else None
+        if (conversation := view.manifest.conversation) is not None:
+            memory = await self._memory.memory_of(conversation)
+            transcript = memory.session(conversation.key, user_id=self._user_id)
         messages = [await self._message(seen, view.manifest) for seen in view.messages]
-        gaps = [await self._gap(one, view.manifest, transcript) for one in join_ranges(view.manifest.excluded)]
+        gaps: list[Gap] = []
+        for gap in join_ranges(view.manifest.excluded):
+            left_out = await _last_of(transcript, gap.first_seq, gap.last_seq) if transcript is not None else []
+            gaps.append(Gap(gap, in_words(gap.reason, view.manifest), left_out))
         before = await call_before(self._memory, stored, user_id=self._user_id)
         difference = None if before is None else Difference.between(await recorded_view(self._memory, before), view)
         return CallView(view, messages, gaps, difference)
-
-    async def _transcript(self, manifest: ContextManifest) -> Session | None:
-        """Return the session whose messages a manifest (the record of a model call) lists, or None if it names none."""
-        if (conversation := manifest.conversation) is not None:
-            return (await self._memory.memory_of(conversation)).session(conversation.key, user_id=self._user_id)
-        return self._session(manifest.session_id) if manifest.session_id else None
 
     def _session(self, session_id: str) -> Session:
         return self._memory.session(session_id, user_id=self._user_id)
@@ -130,10 +129,6 @@ class CallReader:
         facts = [QuotedFact(one, await self._fact(one), await self._quotes(one.evidence)) for one in entry.facts]
         summaries = await self._unfolded(entry.summaries, manifest)
         return CallMessage(seen, summaries, await self._quotes(entry.turns), facts)
-
-    async def _gap(self, gap: Exclusion, manifest: ContextManifest, transcript: Session | None) -> Gap:
-        messages = await _last_of(transcript, gap.first_seq, gap.last_seq) if transcript is not None else []
-        return Gap(gap, in_words(gap.reason, manifest), messages)
 
     async def _unfolded(self, ids: Sequence[str], manifest: ContextManifest) -> list[Unfolded]:
         if not ids or manifest.session_id is None:
@@ -190,7 +185,11 @@ async def list_calls(
     found = await everything.calls(session_id, user_id=user, limit=_CALLS + 1, before=read_call_cursor(cursor))
     shown, more = found[:_CALLS], len(found) > _CALLS
     calls = [recorded(stored) for stored in shown]
-    columns = [_column(call, user) for call in reversed(calls)]
+    columns: list[Column] = []
+    for call in reversed(calls):
+        label = f"{call.created_at:%d %b %H:%M} UTC" if call.created_at else f"call {call.call}"
+        parts = {str(name): float(tokens) for name, tokens in call.sections.items()}
+        columns.append(Column(label, parts, run_address(call.run_id, "calls", str(call.call), user_id=user)))
     following = write_cursor("calls", shown[-1].cursor) if more else None
     return page(request, "calls.html", info=info, user=user or "", calls=calls, columns=columns, next_cursor=following)
 
@@ -198,27 +197,15 @@ async def list_calls(
 @router.get("/runs/{run_id}/calls/{call}")
 async def show_call(request: Request, run_id: RunId, call: str, app: AppInUse, user: SeenAs = None) -> Response:
     """Show a model call with the messages that were sent, and why others were excluded."""
-    stored, count = await _find(app, run_id, call, user)
-    shown = await CallReader(app.memory, user).read(stored)
-    factor = await app.memory.learned_factors.of(stored_model) if (stored_model := shown.view.manifest.model) else None
-    return page(
-        request, "call.html", call=shown, manifest=shown.view.manifest, count=count, factor=factor, user=user or ""
-    )
-
-
-async def _find(app: App, run_id: str, call: str, user: str | None) -> tuple[StoredManifest, int]:
-    """Return the model call with the number `call` (or `last`), and the number of calls of its run."""
     found = {one.call: one for one in await app.memory.manifests.of_run(run_id, user_id=user)}
     number = max(found, default=0) if call == _NEWEST else int(call) if call.isdecimal() and len(call) < 9 else 0
     if number not in found:
         raise ProblemRaised(make_problem(404, "call-not-found", _NO_CALL))
-    return found[number], len(found)
-
-
-def _column(manifest: ContextManifest, user: str | None) -> Column:
-    label = f"{manifest.created_at:%d %b %H:%M} UTC" if manifest.created_at else f"call {manifest.call}"
-    parts = {str(name): float(tokens) for name, tokens in manifest.sections.items()}
-    return Column(label, parts, run_address(manifest.run_id, "calls", str(manifest.call), user_id=user))
+    shown, count = await CallReader(app.memory, user).read(found[number]), len(found)
+    factor = await app.memory.learned_factors.of(stored_model) if (stored_model := shown.view.manifest.model) else None
+    return page(
+        request, "call.html", call=shown, manifest=shown.view.manifest, count=count, factor=factor, user=user or ""
+    )
 
 
 _HITS = 40
@@ -301,8 +288,14 @@ class _Search:
     async def call_of(self, info: SessionInfo) -> CallRecord | None:
         """Return the model call that the user chose or, without a choice, the session's newest call, or None."""
         if info.session_id not in self._calls:
-            stored = await self._find_call(info)
-            self._calls[info.session_id] = None if stored is None else await self._record(stored, info)
+            if self._run is None:
+                found = await self._all.calls(info.session_id, user_id=self._user_id, limit=1)
+            else:
+                of_run = await self._memory.manifests.of_run(self._run, user_id=self._user_id)
+                found = [one for one in of_run if self._number in (None, one.call)]
+            summaries = await self._memory.summaries.all_of(info.session_id, user_id=self._user_id) if found else ()
+            by_id = {one.id: one for one in summaries}
+            self._calls[info.session_id] = CallRecord(recorded(found[0]), info, by_id) if found else None
         return self._calls[info.session_id]
 
     async def _session_or_none(self, session_id: str) -> SessionInfo | None:
@@ -315,17 +308,6 @@ class _Search:
     async def _compared(self, home: SessionInfo, message: Message, chosen: SessionInfo | None) -> Found:
         call = await self.call_of(chosen or home)
         return Found(home, message, call, None if call is None else outcome_of(message, home, call))
-
-    async def _find_call(self, info: SessionInfo) -> StoredManifest | None:
-        if self._run is None:
-            newest = await self._all.calls(info.session_id, user_id=self._user_id, limit=1)
-            return newest[0] if newest else None
-        of_run = await self._memory.manifests.of_run(self._run, user_id=self._user_id)
-        return next((one for one in of_run if self._number in (None, one.call)), None)
-
-    async def _record(self, stored: StoredManifest, info: SessionInfo) -> CallRecord:
-        summaries = await self._memory.summaries.all_of(info.session_id, user_id=self._user_id)
-        return CallRecord(recorded(stored), info, {one.id: one for one in summaries})
 
 
 async def _hidden(session: Session, words: str) -> AsyncIterator[Message]:

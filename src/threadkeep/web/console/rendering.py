@@ -299,15 +299,6 @@ def _speaker(message: Message, owner: str | None = None) -> str:
     return str(message.author or metadata.get("sender_name") or metadata.get("sender_id") or owner or "user")
 
 
-def _pretty(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
-
-
-def _with_code(text: str) -> Markup:
-    """Return a sentence as HTML, with text between backticks as code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
-
-
 _environment = Environment(
     loader=PackageLoader("threadkeep.web.console"),
     autoescape=True,
@@ -320,12 +311,15 @@ _environment.filters |= {
     "counted": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
     "moment": lambda value: "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
     "number": lambda value: "–" if value is None else f"{value:,}",
-    "pretty": _pretty,
+    "pretty": lambda value: (
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    ),
     "query": _query,
     "seconds": _seconds,
     "speaker": _speaker,
     "text_of_input": text_of_input,
-    "with_code": _with_code,
+    # Text between backticks becomes code.
+    "with_code": lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text)))),  # noqa: S704 - escaped
 }
 _environment.globals |= {
     "bar": bar,

@@ -81,7 +81,14 @@ async def show_session(
     """Show a page of 100 messages of a session as a chat."""
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     # Read the runs before the messages. If a run ends in between, its answer is then among the messages.
-    runs = [] if info.namespace else await _runs_to_show(app, session_id)
+    runs: list[Run] = []
+    if not info.namespace:
+        service = await app.runs.service()
+        found = await runs_of(service, session_id)
+        resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))
+        newest = sorted((*found[:1], *resets), key=lambda run: run.created_at)[-1:]
+        # Show the unfinished runs, oldest first; if all are finished, the last run (or reset) if it failed.
+        runs = [run for run in reversed(found) if not run.over] or [run for run in newest if run.status == "failed"]
     shown = await session.page(before, _MESSAGES, view="history")
     waiting = [message for message in session.waiting() if message.id not in {one.id for one in shown.messages}]
     summaries = [] if info.namespace else await app.memory.summaries.active(session_id, user_id=user)
@@ -100,16 +107,6 @@ async def show_session(
         runs=runs,
         workflows=_workflows(app),
     )
-
-
-async def _runs_to_show(app: App, session_id: str) -> list[Run]:
-    """Return a session's unfinished runs, oldest first; if all are finished, its last run (or reset) if it failed."""
-    service = await app.runs.service()
-    runs = await runs_of(service, session_id)
-    resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))
-    newest = sorted((*runs[:1], *resets), key=lambda run: run.created_at)[-1:]
-    unfinished = [run for run in reversed(runs) if not run.over]
-    return unfinished or [run for run in newest if run.status == "failed"]
 
 
 def _workflows(app: App) -> list[str]:
@@ -131,7 +128,10 @@ async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Respo
     user = caller.user(form.get("user_id", "").strip() or None)
     turn = app.chat.begin(_request(form, session_id, user))
     await _wait_for_start(turn)
-    await _wait_until_stored(app, turn.session_id)
+    for _ in range(_START_POLLS):  # the next page must find the session
+        if await app.memory.session(turn.session_id).tail(1, view="history"):
+            break
+        await asyncio.sleep(_START_SECONDS / _START_POLLS)
     return redirect(session_address(turn.session_id) + "#end")
 
 
@@ -149,7 +149,7 @@ async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = 
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
-        await _answer_again(app, session, RegenerationRequest(message_id=message.id))
+        await _wait_for_start(await app.chat.regenerate(session, RegenerationRequest(message_id=message.id)))
     return _redirect_back(session_id, user)
 
 
@@ -157,7 +157,8 @@ async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = 
 async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Answer a question again."""
     session, _ = await _writable_session(app, session_id, user)
-    await _answer_again(app, session, RegenerationRequest(message_id=form.get("message_id") or None))
+    asked = RegenerationRequest(message_id=form.get("message_id") or None)
+    await _wait_for_start(await app.chat.regenerate(session, asked))
     return _redirect_back(session_id, user)
 
 
@@ -208,24 +209,12 @@ async def _writable_session(app: App, session_id: str, user: str | None) -> tupl
     return session, info
 
 
-async def _answer_again(app: App, session: Session, asked: RegenerationRequest) -> None:
-    await _wait_for_start(await app.chat.regenerate(session, asked, stream=True))
-
-
 async def _wait_for_start(turn: ChatTurn) -> None:
     """Wait briefly until a turn has started, so that the next page shows it or its failure."""
     events = turn.follow()
     with contextlib.suppress(TimeoutError, ModelCallFailed, RunFailed, RunWaits):
         async with asyncio.timeout(_START_SECONDS):
             await anext(events)
-
-
-async def _wait_until_stored(app: App, session_id: str) -> None:
-    """Wait briefly until a session is stored, because the next page must find it."""
-    for _ in range(_START_POLLS):
-        if await app.memory.session(session_id).tail(1, view="history"):
-            return
-        await asyncio.sleep(_START_SECONDS / _START_POLLS)
 
 
 def _request(form: Mapping[str, str], session_id: str, user_id: str | None) -> RunRequest:

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from threadkeep.app import App
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, FactQuery, ProposalQuery
 from threadkeep.records.messages import OPEN_STATUSES
 from threadkeep.records.runs import Run, RunQuery
@@ -34,6 +33,9 @@ async def show_health(request: Request, app: AppInUse) -> Response:
     ended = [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
     turns, durations = _over_time(ended)
     seconds = [_seconds(run) for run in ended]
+    path = app.settings.database.path
+    files = [] if path is None else [path, path.with_name(f"{path.name}-wal")]
+    file_bytes = sum(file.stat().st_size for file in files if file.exists()) or None
     return page(
         request,
         "health.html",
@@ -42,7 +44,7 @@ async def show_health(request: Request, app: AppInUse) -> Response:
         counts=await memory.runs.records.counts(),
         rules=memory.retention.rules,
         settings=app.settings,
-        bytes=_file_bytes(app),
+        bytes=file_bytes,
         turns=turns,
         durations=durations,
         runs=runs,
@@ -75,15 +77,6 @@ def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
 
 def _seconds(run: Run) -> float:
     return ((run.ended_at or run.created_at) - run.created_at).total_seconds()
-
-
-def _file_bytes(app: App) -> int | None:
-    """Return the size of the SQLite file and its write-ahead log in bytes, or None if there is no such file."""
-    path = app.settings.database.path
-    if path is None or not path.exists():
-        return None
-    files = [path, path.with_name(f"{path.name}-wal")]
-    return sum(file.stat().st_size for file in files if file.exists())
 
 
 _SHOWN = 50

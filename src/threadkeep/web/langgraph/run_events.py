@@ -202,14 +202,11 @@ class RunEvents:
                 self._usages[data.get("answer")] = {**used, "total_tokens": sum(used.values())}
                 self._finish_counted(str(data.get("answer")))
             case "message":
-                self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
-
-    def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add the part of a message's whole `text` that was not streamed in pieces, and end the message."""
-        known = self._open[message_id].text if message_id in self._open else ""
-        if text.startswith(known) and text != known:
-            self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(known)))
-        self._finish_message(message_id)
+                message_id, text = str(data.get("message_id") or self.run.run_id), str(data.get("text") or "")
+                known = self._open[message_id].text if message_id in self._open else ""
+                if text.startswith(known) and text != known:  # a part of the text was not streamed in pieces
+                    self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(known)))
+                self._finish_message(message_id)
 
     async def _add_end(self, run: Run) -> None:
         for message_id in list(self._open):
@@ -235,7 +232,11 @@ class RunEvents:
 
     async def _add_values(self, *, checkpoint: bool = False) -> None:
         state = await self._read_state(self.run)
-        if state is None or not (checkpoint or self._has_question(state)):
+        # At the beginning, the state of the thread may not have the message yet that started the run.
+        asked, text = self.run.message_id, self.run.input.get("text")
+        found = [] if state is None else state.values["messages"]
+        has = not text or any(one["content"] == text if asked is None else one["id"] == asked for one in found)
+        if state is None or not (checkpoint or has):
             return
         if checkpoint:
             parent = state.parent_checkpoint
@@ -244,12 +245,6 @@ class RunEvents:
                 details["parent_id"] = parent.checkpoint_id
             self._add("checkpoints", {**details, "source": "loop"})
         self._add("values", state.values)
-
-    def _has_question(self, state: ThreadStateBody) -> bool:
-        """Return True if the state of the thread already has the message that started the run."""
-        asked, text = self.run.message_id, self.run.input.get("text")
-        found = [one["content"] == text if asked is None else one["id"] == asked for one in state.values["messages"]]
-        return not text or any(found)
 
     def _add(self, method: str, data: Mapping[str, Any], node: str | None = None) -> None:
         self._seq += 1

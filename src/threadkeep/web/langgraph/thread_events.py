@@ -63,7 +63,9 @@ class ThreadEvents:
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
             found = self._runs[run.run_id] = RunEvents(runs, run, partial(self._state, runs))
-            self._forget_ended()
+            ended = [run_id for run_id, one in self._runs.items() if one.ended or one.failed]
+            for run_id in ended[: max(len(ended) - _MOST_ENDED, 0)]:
+                del self._runs[run_id]
         elif found.was_resumed(run):
             found.go_on(run)
         if (started := self._started.pop(run.session_id or "", None)) is not None:
@@ -169,11 +171,6 @@ class ThreadEvents:
         with suppress(SessionNotFound):
             return await state_of(await find_thread(self._app, run.session_id, user_id=run.user_id, runs=runs))
         return None
-
-    def _forget_ended(self) -> None:
-        ended = [run_id for run_id, one in self._runs.items() if one.ended or one.failed]
-        for run_id in ended[: max(len(ended) - _MOST_ENDED, 0)]:
-            del self._runs[run_id]
 
 
 def thread_events_of(service: FastAPI) -> ThreadEvents:

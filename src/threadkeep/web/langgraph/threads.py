@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.adapters.items import append_once, item_message
@@ -18,7 +18,7 @@ from threadkeep.app import App
 from threadkeep.errors import InvalidInput, InvalidKey, SessionDamaged, SessionNotFound, StoreUnavailable
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
-from threadkeep.records import Json, Message
+from threadkeep.records import Json
 from threadkeep.store.driver import Joined
 from threadkeep.store.transcripts import SessionChanges, SessionQuery
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
@@ -218,7 +218,11 @@ async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId 
     if body.select is None or "values" in body.select:
         for thread, listed in found:
             with suppress(SessionDamaged):
-                listed.values = await _ends_of(thread)
+                start = thread.info.deleted_seq + 1 if thread.info is not None else 1
+                first, newest = await thread.session.at([start, start + 1]), await thread.session.tail(1)
+                ends = [*[one for one in first if not is_creation(one)][:1], *newest]
+                shown = {one.seq: one for one in ends if one.superseded_at is None and not is_creation(one)}
+                listed.values = {MESSAGES: [message_json(one) for one in shown.values()]}
     return [listed for _, listed in found]
 
 
@@ -297,14 +301,16 @@ async def update_state(
     """
     if body.values is None or set(body.values) - {MESSAGES}:
         raise InvalidInput('`values` must have `messages` only: {"messages": [{"role": "user", "content": "Hello"}]}.')
-    values = [_transcript_message(one) for one in messages_of(body.values.get(MESSAGES))]
+    messages = messages_of(body.values.get(MESSAGES))
+    if any(isinstance(one, AIMessage) and one.tool_calls for one in messages):
+        raise InvalidInput("Tool calls are not part of a conversation; add the answer without `tool_calls`.")
     session = app.memory.session(thread_id, user_id=user_id)
     at = seq_of(body.checkpoint_id if body.checkpoint is None else body.checkpoint)
     if at is not None and str(at) != (await get_state(thread_id, app, user_id)).checkpoint.checkpoint_id:
         raise InvalidInput("Add messages after the newest checkpoint only; to branch, start a run with `checkpoint`.")
-    if values:
+    if messages:
         await CreatedThread(app.memory, thread_id, user_id).begin()
-        await session.append(values)
+        await session.append([from_langchain(one) for one in messages])
     state = await state_of(await find_thread(app, thread_id, user_id=user_id))
     return StateUpdatedBody(checkpoint=state.checkpoint)
 
@@ -333,13 +339,6 @@ async def get_history(
     except SessionNotFound:
         return []
     return await history_of(thread, limit=asked.limit, before=seq_of(asked.before), at=seq_of(asked.checkpoint))
-
-
-def _transcript_message(message: BaseMessage) -> Message:
-    """Return a message to store; reject tool calls, which transcripts do not contain."""
-    if isinstance(message, AIMessage) and message.tool_calls:
-        raise InvalidInput("Tool calls are not part of a conversation; add the answer without `tool_calls`.")
-    return from_langchain(message)
 
 
 async def _newest(app: App, user_id: str | None, body: ThreadSearchBody, count: int) -> AsyncGenerator[Thread]:
@@ -393,12 +392,3 @@ def _contains(stored: Json, wanted: Json) -> bool:
     if isinstance(wanted, list):
         return isinstance(stored, list) and all(any(_contains(one, each) for one in stored) for each in wanted)
     return stored == wanted and isinstance(stored, bool) == isinstance(wanted, bool)
-
-
-async def _ends_of(thread: Thread) -> dict[str, Json]:
-    """Return the values that a list of threads shows for a thread: its first and its newest message."""
-    start = thread.info.deleted_seq + 1 if thread.info is not None else 1
-    first, newest = await thread.session.at([start, start + 1]), await thread.session.tail(1)
-    values = [one for one in first if not is_creation(one)][:1]
-    shown = {one.seq: one for one in (*values, *newest) if one.superseded_at is None and not is_creation(one)}
-    return {MESSAGES: [message_json(one) for one in shown.values()]}
