@@ -12,11 +12,13 @@ import pytest
 from fastapi.routing import APIRoute
 
 from scripts.write_reference import openapi_document
+from tests.limits import HANG_SECONDS
 from tests.web.bodies import body_of
 from tests.web.services import check_problem, client_of, listening, opened_app, say, settings_for, until
 from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
 from threadkeep.store.api_keys import KeyScope
+from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.web.callers import PUBLIC, READS, Buckets
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS
 from threadkeep.web.service import create_service
@@ -227,6 +229,60 @@ async def test_a_user_cannot_hold_all_connections(app: App, monkeypatch: pytest.
             return (await client.get("/api/v1/sessions", headers=ann)).status_code == 200
 
         await until(answered)
+
+
+MESSAGE = {"role": "user", "content": "hi", "id": "m1"}
+STREAMS: dict[str, dict[str, Any]] = {
+    "/api/v1/chat/stream": {"message": "hi"},
+    "/api/v1/workflows/chat/runs": {"message": "hi", "mode": "stream"},
+    "/threads/room/runs/stream": {"assistant_id": "chat", "input": {"messages": [MESSAGE]}},
+    "/threads/room/stream/events": {"channels": ["messages"]},
+    "/v1/chat/completions": {"model": "chat", "stream": True, "messages": [MESSAGE]},
+    "/api/v1/ag-ui": {"threadId": "room", "runId": "r1", "messages": [MESSAGE]},
+    "/api/v1/ai-sdk/chat": {
+        "id": "room",
+        "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hi"}]}],
+    },
+    "/chatkit": {
+        "type": "threads.create",
+        "params": {
+            "input": {
+                "content": [{"type": "input_text", "text": "hi"}],
+                "attachments": [],
+                "quoted_text": None,
+                "inference_options": {},
+            }
+        },
+        "metadata": {},
+    },
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_an_open_stream_ends_when_its_key_is_revoked(tmp_path: Path, path: str) -> None:
+    """The last event says so. The run continues, and streams of other keys stay open."""
+    gate = Gate()
+    model = ScriptedModel([["first", gate, " last"]])
+    async with (
+        opened_app(model, settings_for(tmp_path)) as app,
+        listening(app, heartbeat_seconds=0.02) as client,
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        mine, other = await key(app), await key(app, scope="read")
+        await client.post("/threads", json={"thread_id": "room"}, headers=mine)
+        watched = client.stream("POST", "/threads/room/stream/events", json={"channels": ["values"]}, headers=other)
+        async with watched as watching, client.stream("POST", path, json=STREAMS[path], headers=mine) as response:
+            assert response.status_code == 200
+            if not path.endswith("events"):
+                await gate.reached()
+            await app.memory.api_keys.revoke("write-None")
+            data = [line for line in [line async for line in response.aiter_lines()] if line.startswith("data: ")]
+            assert "The API key was revoked or has expired" in "".join(data[-2:])
+            assert (await client.get("/api/v1/sessions", headers=mine)).status_code == 401
+            comments = watching.aiter_lines()
+            assert [await anext(comments) for _ in range(20)]
+        gate.open()
+        await until(lambda: app.chat.running == 0)
 
 
 def test_a_bucket_is_refilled_evenly() -> None:

@@ -120,6 +120,7 @@ class Caller:
     scope: KeyScope
     user_id: str | None = None
     limits: RateLimits = RateLimits()
+    digest: str | None = None  # set if the key is in the database
 
     def user(self, named: str | None) -> str | None:
         """Return the user for whom a request acts: the caller's own user, or `named` if the caller acts for all users.
@@ -176,8 +177,13 @@ class Caller:
         route = next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
         if route is None:
             return  # an unknown address or method: the router answers 404 or 405
-        needed, of_users = _access_of(route, scope["method"])
-        self.check_scope(needed)
+        declared: dict[str, Any] = {}
+        of_users = isinstance(route, Mount) and isinstance(route.app, StaticFiles)
+        if isinstance(route, APIRoute):
+            declared = (route.openapi_extra or {}).get(_ACCESS, {})
+            of_users = declared.get("of_no_user", False) or _requests_identity(route.dependant)
+        reads = isinstance(route, Mount) or scope["method"] in _READING
+        self.check_scope(declared.get("scope", "read" if reads else "write"))
         if self.user_id is not None and not of_users:
             sentence = "This key is limited to one user and may not use this address; use a key without a user."
             raise ProblemRaised(make_problem(403, "key-of-one-user", sentence))
@@ -189,17 +195,6 @@ async def caller_of(request: Request) -> Caller:
 
 
 type CallerInUse = Annotated[Caller, Depends(caller_of)]
-
-
-def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
-    """Return the scope that a route requires, and True if callers who are limited to one user may reach it."""
-    if isinstance(route, Mount):
-        return "read", isinstance(route.app, StaticFiles)
-    usual: KeyScope = "read" if method in _READING else "write"
-    if not isinstance(route, APIRoute):
-        return usual, False
-    declared = (route.openapi_extra or {}).get(_ACCESS, {})
-    return declared.get("scope", usual), declared.get("of_no_user", False) or _requests_identity(route.dependant)
 
 
 def _requests_identity(dependant: Dependant) -> bool:
@@ -262,7 +257,18 @@ class KeyRing:
             task = asyncio.create_task(self._record_use(key.key_id, now))
             self._recording.add(task)
             task.add_done_callback(self._recording.discard)
-        return Caller(key.name, key.scope, key.user_id, limits)
+        return Caller(key.name, key.scope, key.user_id, limits, digest)
+
+    async def check(self, caller: Caller) -> None:
+        """Check that the caller's key is still valid. Tokens, and keys in the settings, are valid for a whole request.
+
+        Raises:
+            ProblemRaised: the key was revoked, or it has expired (401).
+        """
+        await self.refresh()
+        key = self._known.get(caller.digest or "")
+        if caller.digest is not None and (key is None or not key.is_valid(self._clock())):
+            raise ProblemRaised(make_problem(401, "api-key-revoked", _REVOKED))
 
     async def _read(self) -> None:
         try:
@@ -290,6 +296,7 @@ _LEEWAY_SECONDS: Final = 10
 _KEYS_TIMEOUT_SECONDS: Final = 5
 
 _INVALID = "The token is expired, not for this service, or not signed by its issuer; sign in again."
+_REVOKED = "The API key was revoked or has expired, so the stream ends; use another key."
 _KEYS_UNREAD = "The keys cannot be read, because the database does not answer; try again."
 _KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
 

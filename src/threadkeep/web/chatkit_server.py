@@ -32,7 +32,7 @@ from chatkit.types import (
     ThreadsUpdateReq,
     UserMessageItem,
 )
-from fastapi import Response
+from fastapi import Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from threadkeep.adapters.chatkit import ThreadkeepStore, user_text
@@ -40,11 +40,11 @@ from threadkeep.app import App
 from threadkeep.errors import ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.runs.chat import RegenerationRequest
-from threadkeep.runs.chat_turns import ChatAnswer, ChatToken, ChatTurn
+from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatToken, ChatTurn
 from threadkeep.runs.requests import RunRequest
-from threadkeep.web.problems import ProblemRaised, log_failure, make_problem
+from threadkeep.web.problems import ProblemRaised, log_failure, make_problem, problem_of
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS, MAX_TITLE_CHARACTERS
-from threadkeep.web.streams import EventStream, begin_with
+from threadkeep.web.streams import EventStream, begin_with, with_keepalives
 from threadkeep.workflows.built_in import CHAT
 
 _NOT_FOUND = "The thread, item or attachment does not exist, or it belongs to another user."
@@ -68,6 +68,7 @@ logging.getLogger("chatkit").addFilter(_log_shortly)
 class ChatKitRequest:
     """The context of a request. `repeat_id` comes from its idempotency key; `asks_again` requests a new answer."""
 
+    http: Request
     user_id: str | None = None
     repeat_id: str | None = None
     asks_again: bool = False
@@ -149,10 +150,11 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
             return
         try:
             turn = await self._turn(thread, input_user_message, context)
-            async for event in _events(turn, thread.id, self._store.session(thread.id, context)):
+            events = with_keepalives(turn.follow(), context.http)
+            async for event in _converted(events, turn, self._store.session(thread.id, context)):
                 yield event
-        except ThreadkeepError as error:
-            raise CustomStreamError(str(error), allow_retry=True) from error
+        except (ProblemRaised, ThreadkeepError) as error:
+            raise CustomStreamError(problem_of(error).detail, allow_retry=isinstance(error, ThreadkeepError)) from error
         thread.title = (await self._store.session(thread.id, context).info()).title
 
     async def add_feedback(
@@ -186,10 +188,12 @@ def _check_length(kind: str, text: str, most: int) -> None:
         raise ProblemRaised(make_problem(422, "invalid-request", sentence))
 
 
-async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIterator[ThreadStreamEvent]:
+async def _converted(
+    events: AsyncIterator[ChatEvent | None], turn: ChatTurn, session: Session
+) -> AsyncIterator[ThreadStreamEvent]:
     """Yield ChatKit's events for a turn. At the end, remove streamed items whose messages were not stored."""
-    items: set[str] = set()
-    async for event in turn.follow():
+    items, thread_id = set[str](), session.session_id
+    async for event in events:
         if isinstance(event, ChatToken) and event.text:
             item = _answer_item(event.message_id or turn.run_id, thread_id)
             if item.id not in items:
@@ -201,7 +205,12 @@ async def _events(turn: ChatTurn, thread_id: str, session: Session) -> AsyncIter
         elif isinstance(event, ChatAnswer):
             stored = _answer_item(event.answer_id or event.run_id, thread_id)
             for item_id in sorted(items - {stored.id}):
-                async for ended in _closing_events(_answer_item(item_id, thread_id), session):
+                # Complete a streamed item, or remove it if its message is not stored.
+                message = await session.find(item_id)
+                if message is None or message.superseded_at is not None:
+                    yield ThreadItemRemovedEvent(item_id=item_id)
+                    continue
+                for ended in _ended(_answer_item(item_id, thread_id), message.content):
                     yield ended
             for last in (*(_begun(stored) if stored.id not in items else ()), *_ended(stored, event.response)):
                 yield last
@@ -215,16 +224,6 @@ def _begun(item: AssistantMessageItem) -> Iterator[ThreadStreamEvent]:
     yield ThreadItemAddedEvent(item=item)
     added = AssistantMessageContentPartAdded(content_index=0, content=AssistantMessageContent(text=""))
     yield ThreadItemUpdatedEvent(item_id=item.id, update=added)
-
-
-async def _closing_events(item: AssistantMessageItem, session: Session) -> AsyncIterator[ThreadStreamEvent]:
-    """Yield the events that complete a streamed item, or that remove it if its message is not stored."""
-    message = await session.find(item.id)
-    if message is None or message.superseded_at is not None:
-        yield ThreadItemRemovedEvent(item_id=item.id)
-        return
-    for event in _ended(item, message.content):
-        yield event
 
 
 def _ended(item: AssistantMessageItem, text: str) -> Iterator[ThreadStreamEvent]:

@@ -20,7 +20,6 @@ from starlette.middleware.cors import CORSMiddleware
 
 from threadkeep.app import App, open_app
 from threadkeep.errors import DatabaseFileReplaced, StoreError, ThreadkeepError
-from threadkeep.history.memory import Memory
 from threadkeep.observe.log import LogObserver, configure_logging
 from threadkeep.runs.retries import retry_until_available
 from threadkeep.settings import Settings, unknown_variables
@@ -50,7 +49,7 @@ from threadkeep.web.problems import Problem, ProblemRaised, answer_errors_with_p
 from threadkeep.web.schemas import Health, Readiness
 from threadkeep.web.server import ConnectionLimits, Server, address_of, bind
 
-HEARTBEAT_SECONDS = 15.0
+HEARTBEAT_SECONDS = 5.0
 _PREFLIGHT_SECONDS = 600
 
 _logger = logging.getLogger("threadkeep.web")
@@ -114,7 +113,15 @@ async def readyz(app: AppInUse) -> Readiness:
         pending_writes=app.memory.pending.count,
         unreadable_writes=len(await app.memory.pending.damaged()),
     )
-    if (sentence := await _trouble(app.memory)) is not None:
+    sentence: str | None = None
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await app.memory.check_database()
+    except DatabaseFileReplaced as error:
+        sentence = error.CURE
+    except (StoreError, TimeoutError):
+        sentence = "The database does not answer; check that it runs. Turns are kept until it does."
+    if sentence is not None:
         problem = make_problem(503, "database-unavailable", sentence)
         raise ProblemRaised(problem.model_copy(update={**state.model_dump(), "ready": False}))
     return state
@@ -126,29 +133,12 @@ async def metrics(app: AppInUse) -> Response:
     if app.metrics is None:
         sentence = "Metrics are not installed: pip install 'threadkeep[metrics]', and restart the service."
         raise ProblemRaised(make_problem(404, "not-measured", sentence))
-    app.metrics.set_runs(await _runs_now(app.memory))
+    counts: Mapping[str, int] | None = None
+    with suppress(StoreError, TimeoutError):  # without an answer in time, there are no counts
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            counts = asdict(await app.memory.runs.records.counts())
+    app.metrics.set_runs(counts)
     return Response(app.metrics.render(), media_type=app.metrics.content_type)
-
-
-async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
-    """Return the numbers of runs by status, or None if the database does not answer in time."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return asdict(await memory.runs.records.counts())
-    except (StoreError, TimeoutError):
-        return None
-
-
-async def _trouble(memory: Memory) -> str | None:
-    """Return the reason why the database is unavailable, or None if it answers."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await memory.check_database()
-    except DatabaseFileReplaced as error:
-        return error.CURE
-    except (StoreError, TimeoutError):
-        return "The database does not answer; check that it runs. Turns are kept until it does."
-    return None
 
 
 def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> FastAPI:

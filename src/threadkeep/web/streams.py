@@ -21,9 +21,10 @@ from starlette.types import Send
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import ThreadkeepError
+from threadkeep.records.runs import Run
 from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
 from threadkeep.store.codec import clean_text
-from threadkeep.web.problems import Problem, log_failure, problem_of
+from threadkeep.web.problems import Problem, ProblemRaised, log_failure, problem_of
 
 EXAMPLE = (
     'event: start\ndata: {"session_id": "session-123", "run_id": "0199…", "message_id": "web-0001"}\n\n'
@@ -75,7 +76,11 @@ class StreamParts(ABC):
         self._open: dict[str, None] = {}
         self._has_spoken = False
 
-    async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
+    def events(self, turn: ChatTurn) -> AsyncGenerator[ChatEvent | Run]:
+        """Return the events of the turn. A protocol can end a turn without an answer with its run."""
+        return turn.follow()
+
+    async def of(self, event: ChatEvent | Run | None, turn: ChatTurn) -> AsyncIterator[bytes]:
         """Yield the server-sent events for an event of the turn. For None (no event for a while), yield a comment."""
         if event is None:
             yield HEARTBEAT
@@ -171,10 +176,10 @@ async def open_stream(turn: ChatTurn, parts: StreamParts, request: Request) -> E
 
     Errors before that are raised, so that the response has an HTTP error status.
     """
-    events = with_keepalives(turn.follow(), request.app.state.heartbeat_seconds)
+    events = with_keepalives(parts.events(turn), request)
     first = await anext(events)
 
-    def encode(event: ChatEvent | None) -> AsyncIterator[bytes]:
+    def encode(event: ChatEvent | Run | None) -> AsyncIterator[bytes]:
         return parts.of(event, turn)
 
     def failed(error: Exception) -> Iterator[bytes]:
@@ -195,17 +200,26 @@ async def encoded[T](
                 async for part in encode(event):
                     yield part
         if attempt.error is not None:
-            if not isinstance(attempt.error, ThreadkeepError):
+            if not isinstance(attempt.error, ThreadkeepError | ProblemRaised):
                 log_failure("a stream failed", attempt.error)
             for part in failed(attempt.error):
                 yield part
 
 
-async def with_keepalives[T](events: AsyncGenerator[T], seconds: float) -> AsyncGenerator[T | None]:
-    """Yield the events, and None whenever `seconds` have passed without an event. At the end, close `events`."""
+async def with_keepalives[T](events: AsyncGenerator[T], request: Request) -> AsyncGenerator[T | None]:
+    """Yield the events, and None after each heartbeat period without an event. At the end, close `events`.
+
+    Raises:
+        ProblemRaised: the key of the request is no longer valid.
+    """
+    state, seconds, now = request.app.state, request.app.state.heartbeat_seconds, asyncio.get_running_loop().time
     upcoming: asyncio.Future[T] | None = None
+    next_check = now() + seconds
     try:
         while True:
+            if now() >= next_check:
+                await state.keys.check(request.state.caller)
+                next_check = now() + seconds
             upcoming = upcoming or asyncio.ensure_future(anext(events))
             await asyncio.wait([upcoming], timeout=seconds)
             if not upcoming.done():

@@ -140,7 +140,7 @@ async def serve_chatkit(
         raise ProblemRaised(make_problem(404, "chatkit-missing", sentence))
     # Import in an OS thread, because this takes seconds of CPU and would block the event loop.
     chatkit_server = await asyncio.to_thread(import_module, "threadkeep.web.chatkit_server")
-    context = chatkit_server.ChatKitRequest(user_id, caller.repeat_id(user_id, idempotency_key))
+    context = chatkit_server.ChatKitRequest(request, user_id, caller.repeat_id(user_id, idempotency_key))
     response: Response = await chatkit_server.serve(app, await request.body(), context)
     return response
 

@@ -206,7 +206,7 @@ async def start_run(
             await runs.run(submitted.run_id, user_id=body.user_id)  # checks that the run belongs to this user
         start = {"session_id": submitted.session_id, "run_id": submitted.run_id, "message_id": body.message_id}
         followed = runs.follow(submitted.run_id, user_id=body.user_id)
-        events = with_keepalives(followed, request.app.state.heartbeat_seconds)
+        events = with_keepalives(followed, request)
         return _stream(runs, begin_with(start, events))
     return await _result(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
@@ -286,7 +286,7 @@ async def get_events(
     """
     runs = await app.runs.service()
     followed = runs.follow(run_id, after=number_in(last_event_id), user_id=user_id)
-    events = with_keepalives(followed, request.app.state.heartbeat_seconds)
+    events = with_keepalives(followed, request)
     return _stream(runs, begin_with(await anext(events), events))  # an error of `anext` becomes an HTTP status
 
 

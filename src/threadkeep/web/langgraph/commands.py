@@ -19,7 +19,7 @@ from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent, seq_base
-from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody, ThreadStateBody
+from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
 from threadkeep.web.langgraph.states import history_of, question_of, questions, seq_of, state_of
 from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId, known_thread
@@ -153,11 +153,6 @@ def _request(start: Start, thread_id: str | None) -> RunRequest:
     )
 
 
-def _listed(state: ThreadStateBody) -> dict[str, Any]:
-    moment = "" if state.created_at is None else state.created_at.isoformat()
-    return {"id": state.checkpoint.checkpoint_id, "timestamp": moment, "step": state.metadata["step"]}
-
-
 def _map(value: object) -> dict[str, Json]:
     return {str(name): inner for name, inner in value.items()} if isinstance(value, Mapping) else {}
 
@@ -202,7 +197,9 @@ class Commands:
                 if not isinstance(limit, int) or not 0 < limit <= _MOST:
                     raise InvalidInput(f"limit must be a whole number from 1 to {_MOST:,}.")
                 states = await history_of(await known_thread(self.app, self.thread_id, self.user_id), limit=limit)
-                return {"checkpoints": [_listed(state) for state in states]}
+                found = [(one.checkpoint.checkpoint_id, one.created_at, one.metadata["step"]) for one in states]
+                moments = [(name, moment.isoformat() if moment else "", step) for name, moment, step in found]
+                return {"checkpoints": [{"id": name, "timestamp": at, "step": step} for name, at, step in moments]}
         return None
 
     async def _start(self, start: Start) -> dict[str, Any]:
@@ -270,7 +267,7 @@ async def stream_events(
     choice = EventChoice(frozenset(body.channels), body.since, at_root)
     events = thread_events_of(request.app).of_thread(thread_id, choice, user_id=user_id)
     # Send a heartbeat at once, so that the client knows that its request was accepted.
-    heartbeats = begin_with(None, with_keepalives(events, request.app.state.heartbeat_seconds))
+    heartbeats = begin_with(None, with_keepalives(events, request))
     return EventStream(encoded(heartbeats, _encoded, _failed))
 
 
