@@ -367,6 +367,50 @@ async def test_a_reloaded_page_gets_the_running_answer(tmp_path: Path) -> None:
     assert text_of(resumed) == "It is teal."
 
 
+async def test_a_reloaded_page_has_the_message_that_waits_for_a_turn(tmp_path: Path) -> None:
+    """The page also gets the answer to this message, and each message once."""
+    gate = Gate()
+    path = "/api/v1/ai-sdk/chat"
+    async with service(tmp_path, ScriptedModel([["one", gate], "two"])) as client, asyncio.timeout(HANG_SECONDS):
+        first = asyncio.create_task(parts_of(client, path, {"id": "room", "messages": [ui_message("First.", "m1")]}))
+        await gate.reached()
+        second = asyncio.create_task(parts_of(client, path, {"id": "room", "messages": [ui_message("Next.", "m2")]}))
+        await until(lambda: is_queued(client))
+        shown = (await client.get(f"{path}/room")).json()["messages"]
+        resumed = asyncio.create_task(resumed_texts(client))
+        gate.open()
+        text, _, _ = await asyncio.gather(resumed, first, second)
+        after = (await client.get(f"{path}/room")).json()["messages"]
+    assert [(one["id"], one["role"], one["parts"][0]["text"]) for one in shown] == [
+        ("m1", "user", "First."),
+        ("m2", "user", "Next."),
+    ]
+    assert text == "two"
+    assert [one["parts"][0]["text"] for one in after] == ["First.", "one", "Next.", "two"]
+
+
+async def resumed_texts(client: httpx2.AsyncClient) -> str:
+    """Return the text that a reloaded page receives."""
+    async with client.stream("GET", "/api/v1/ai-sdk/chat/room/stream") as response:
+        return text_of([one async for one in data_of(response)])
+
+
+async def test_a_reloaded_page_does_not_repeat_a_run_without_a_message_id(tmp_path: Path) -> None:
+    """Such a run cannot be joined, so there is nothing to resume."""
+    gate = Gate()
+    model = ScriptedModel([["one", gate], "two"])
+    async with service(tmp_path, model) as client, asyncio.timeout(HANG_SECONDS):
+        body = {"message": "Go.", "session_id": "room"}
+        running = asyncio.create_task(client.post("/api/v1/workflows/chat/runs", json=body))
+        await gate.reached()
+        resumed = await client.get("/api/v1/ai-sdk/chat/room/stream")
+        gate.open()
+        assert (await running).json()["status"] == "done"
+        stored = await history(client, "room")
+    assert resumed.status_code == 204
+    assert [text for _, text, _ in said(stored)] == ["Go.", "one"]
+
+
 @pytest.mark.parametrize("path", ["/api/v1/ai-sdk/chat", "/api/v1/ag-ui"])
 async def test_a_message_without_an_answer_is_not_answered_again(tmp_path: Path, path: str) -> None:
     """A failed message that the client sends again before the next one is not answered."""
@@ -420,6 +464,76 @@ async def test_a_repeated_request_of_ag_ui_sends_the_text_of_its_answer_once(tmp
     assert [one["content"] for one in parts[1]["messages"]] == ["first"]
     assert "".join(one.get("delta", "") for one in parts) == "one"
     assert [one["content"] for one in parts[-2]["messages"]] == ["first", "one"]
+
+
+async def test_a_repeated_older_question_of_ag_ui_does_not_double_its_answer(tmp_path: Path) -> None:
+    """The first snapshot has the answer at its position, so its text is not sent again."""
+    async with service(tmp_path, ScriptedModel(["one", "two"])) as client:
+        first, second = ({"id": name, "role": "user", "content": name} for name in "ab")
+        await parts_of(client, "/api/v1/ag-ui", run_input([first]))
+        await parts_of(client, "/api/v1/ag-ui", run_input([first, second]))
+        parts = await parts_of(client, "/api/v1/ag-ui", run_input([first]))
+    assert [one["content"] for one in parts[1]["messages"]] == ["a", "one", "b", "two"]
+    assert [one["type"] for one in parts[2:]] == ["MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+
+
+@asynccontextmanager
+async def asking_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Any, httpx2.AsyncClient]]:
+    """Yield a function that sends a request of AG-UI to a workflow that asks a person, and a client."""
+    (folder / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(folder)
+    async with (
+        service(folder, ScriptedModel([]), workflows="asking=asking:graph") as client,
+        asyncio.timeout(HANG_SECONDS),
+    ):
+
+        async def send(*resume: dict[str, Any], **more: Any) -> list[Any]:
+            body = {**run_input([{"id": "a", "role": "user", "content": "Pay."}]), **more}
+            body = {**body, "forwardedProps": {"workflow": "asking"}, **({"resume": resume} if resume else {})}
+            return await parts_of(client, "/api/v1/ag-ui", body)
+
+        yield send, client
+
+
+async def test_a_run_of_ag_ui_that_asks_a_person_is_interrupted_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated request gets the same question, and a repeated answer the same result."""
+    async with asking_thread(tmp_path, monkeypatch) as (send, client):
+        asked, repeated = await send(), await send()
+        outcome = asked[-1]["outcome"]
+        [question] = outcome["interrupts"]
+        answer = {"interruptId": question["id"], "status": "resolved", "payload": "yes"}
+        body = run_input([{"id": "b", "role": "user", "content": "And?"}]) | {"resume": [answer]}
+        beside = await client.post("/api/v1/ag-ui", json=body)
+        wrong = await client.post("/api/v1/ag-ui", json=run_input([]) | {"resume": [answer | {"interruptId": "x"}]})
+        resumed, again = await send(answer), await send(answer)
+        stored = await history(client, "room")
+    assert [one["type"] for one in asked] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    assert [one["content"] for one in asked[-2]["messages"]] == ["Pay."]
+    assert question == {
+        "id": question["id"],
+        "reason": "input_required",
+        "message": "Ship it?",
+        "metadata": {"value": "Ship it?"},
+    }
+    assert (outcome["type"], repeated) == ("interrupt", asked)
+    assert [beside.status_code, wrong.status_code] == [422, 422]
+    for parts in (resumed, again):
+        assert "".join(one.get("delta", "") for one in parts) == "You said yes."
+        assert parts[-1]["outcome"] == {"type": "success"}
+        assert [one["content"] for one in parts[-2]["messages"]] == ["Pay.", "You said yes."]
+    assert [text for _, text, _ in said(stored)] == ["Pay.", "You said yes."]
+
+
+async def test_a_cancelled_interrupt_of_ag_ui_cancels_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asking_thread(tmp_path, monkeypatch) as (send, client):
+        [question] = (await send())[-1]["outcome"]["interrupts"]
+        cancelled = await send({"interruptId": question["id"], "status": "cancelled"})
+        [run] = (await client.get("/api/v1/runs", params={"session_id": "room"})).json()["runs"]
+    assert cancelled[0]["type"] == "RUN_STARTED"
+    assert cancelled[-1]["outcome"] == {"type": "cancelled"}
+    assert run["status"] == "cancelled"
 
 
 async def test_a_queued_run_of_ag_ui_begins_with_the_answer_before_it(tmp_path: Path) -> None:

@@ -80,13 +80,23 @@ async function aiSdk() {
 }
 
 async function agUi() {
-  const { HttpAgent } = await import("@ag-ui/client");
+  const { HttpAgent, buildResumeArray } = await import("@ag-ui/client");
   const agent = new HttpAgent({ url: `${url}/api/v1/ag-ui`, threadId: "ag" });
   for (const [id, content] of [["a", "first"], ["b", "second"]]) {
     agent.messages.push({ id, role: "user", content });
     await agent.runAgent({ runId: `run-${id}` });
   }
   found.agUi = agent.messages.map((message) => message.content);
+  const asking = new HttpAgent({ url: `${url}/api/v1/ag-ui`, threadId: "asking" });
+  asking.messages.push({ id: "a", role: "user", content: "Pay." });
+  const forwardedProps = { workflow: "asking" };
+  await asking.runAgent({ runId: "run-a", forwardedProps });
+  const asked = asking.pendingInterrupts;
+  const resume = buildResumeArray(asked, { [asked[0].id]: { status: "resolved", payload: "yes" } });
+  await asking.runAgent({ runId: "run-b", forwardedProps, resume });
+  const left = asking.pendingInterrupts.length;
+  const texts = asking.messages.map((message) => message.content);
+  found.agUiAsks = { asked: asked.map((one) => one.message), left, texts };
 }
 
 for (const part of [langgraphRuns, aiSdk, agUi, langgraphReact]) await part();

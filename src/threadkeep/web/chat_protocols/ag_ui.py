@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, Field, JsonValue
 
+from threadkeep.agent.conversion import id_of
 from threadkeep.agent.counting import media_type
 from threadkeep.app import App
+from threadkeep.errors import Interrupted, InvalidInput, RunWaits
 from threadkeep.records import Message
 from threadkeep.records.json_values import example
+from threadkeep.records.runs import Run
 from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatTurn
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.chat_protocols.sent import Sent
-from threadkeep.web.langgraph.states import messages_of
+from threadkeep.web.chat_protocols.sent import Sent, join_run
+from threadkeep.web.langgraph.states import find_thread, messages_of, new_messages, questions
 from threadkeep.web.problems import TURN_FAILURES, Problem
 from threadkeep.web.streams import EventStream, StreamParts, json_event, open_stream, streamed
 from threadkeep.workflows.built_in import CHAT
@@ -30,6 +33,14 @@ _EXAMPLE = (
     'data: {"type": "TEXT_MESSAGE_CONTENT", "messageId": "0199…", "delta": "Hello"}\n\n'
     'data: {"type": "RUN_FINISHED", "threadId": "session-123", "runId": "r1"}\n\n'
 )
+
+
+class ResumeEntry(BaseModel):
+    """An answer to a question (an interrupt) that ended an earlier run."""
+
+    interrupt_id: str = Field(max_length=512, alias="interruptId")
+    status: Literal["resolved", "cancelled"]
+    payload: JsonValue = None
 
 
 class RunAgentBody(
@@ -51,6 +62,10 @@ class RunAgentBody(
         None, alias="forwardedProps", description="`workflow` and `user_id`, if any."
     )
 
+    resume: Annotated[list[ResumeEntry], Field(max_length=100)] | None = Field(
+        None, description="The answers to all questions of a waiting run. `cancelled` cancels the run."
+    )
+
     def prop(self, name: str) -> str | None:
         """Return the value of a property in `forwardedProps`, or None if it is not a string or is empty."""
         value = (self.forwarded_props or {}).get(name)
@@ -66,23 +81,52 @@ class _Events(StreamParts):
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None) -> None:
         super().__init__()
+        self._app = app
         self._session = app.memory.session(body.thread_id, user_id=user_id)
         self._names = {"threadId": body.thread_id, "runId": body.run_id}
         sent = [one for one in body.messages if isinstance(one, dict) and isinstance(one.get("content"), list)]
         self._sent = {str(one.get("id")): one["content"] for one in sent}
         self._before: list[dict[str, Any]] = []
 
-    async def of(self, event: ChatEvent | None, turn: ChatTurn) -> AsyncIterator[bytes]:
+    async def events(self, turn: ChatTurn) -> AsyncGenerator[ChatEvent | Run]:
+        """Yield the events of the turn, and its run if it waits for a person or was cancelled."""
+        try:
+            async for event in turn.follow():
+                yield event
+        except (RunWaits, Interrupted):
+            run = await self._app.memory.runs.run(turn.run_id)
+            if run is None or run.status not in ("waiting", "cancelled"):
+                raise
+            yield run
+
+    async def of(self, event: ChatEvent | Run | None, turn: ChatTurn) -> AsyncIterator[bytes]:
         if event is not None and self._begun is None:  # the turn begins now, so earlier turns have ended
             rows, answer_id = await self._session.tail(_MOST), getattr(event, "answer_id", None)
             while rows and rows[-1].answers == turn.message_id and answer_id in (None, rows[-1].id):
                 rows.pop()  # its text follows, and a client would append this text to the message
+            # Do not send the text of an older answer: a client would append it to the message in the snapshot.
+            self._has_spoken = answer_id is not None and any(one.id == answer_id for one in rows)
             self._before = self._snapshot(rows)
             if turn.message_id not in [one["id"] for one in self._before]:
                 # Add the question, because a client drops messages that the snapshot lacks.
                 self._before.append(self._message(turn.message_id, "user", turn.request.text))
         async for part in super().of(event, turn):
             yield part
+        if isinstance(event, Run):
+            for part in self._closed(*self._open):
+                yield part
+            asked = [
+                {
+                    "id": one.id,
+                    "reason": "input_required",
+                    "message": one.value if isinstance(one.value, str) else json.dumps(one.value),
+                    "metadata": {"value": one.value},
+                }
+                for one in questions(event)
+            ]
+            outcome = {"type": "interrupt", "interrupts": asked} if event.status == "waiting" else {"type": "cancelled"}
+            async for part in self._finished(outcome):
+                yield part
 
     def started(self, event: ChatStarted) -> Iterator[bytes]:
         yield json_event({"type": "RUN_STARTED", **self._names})
@@ -97,9 +141,12 @@ class _Events(StreamParts):
     def ended_message(self, message_id: str) -> Iterator[bytes]:
         yield json_event({"type": "TEXT_MESSAGE_END", "messageId": message_id})
 
-    async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
+    def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
+        return self._finished({"type": "success"})
+
+    async def _finished(self, outcome: Mapping[str, object]) -> AsyncIterator[bytes]:
         yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": self._snapshot(await self._session.tail(_MOST))})
-        yield json_event({"type": "RUN_FINISHED", **self._names, "outcome": {"type": "success"}})
+        yield json_event({"type": "RUN_FINISHED", **self._names, "outcome": outcome})
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
         yield json_event({"type": "RUN_ERROR", "message": problem.detail, "code": problem.type})
@@ -118,18 +165,38 @@ class _Events(StreamParts):
     responses={200: streamed(_EXAMPLE, "The events of the run."), **TURN_FAILURES},
 )
 async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
-    """Answer the new messages of a thread. Messages with a stored id are not stored again."""
+    """Answer the new messages of a thread. Messages with a stored id are not stored again.
+
+    If the run asks a person, the last event has the outcome `interrupt`; a request with `resume` answers the questions.
+    """
     user_id = caller.user(body.prop("user_id"))
-    sent = Sent(_in_langchain(body.messages), body.thread_id, user_id, body.prop("workflow") or CHAT)
-    turn = await sent.begin(app, stream=True)
+    # Messages of other roles are ignored.
+    spoken = [one for one in body.messages if isinstance(one, dict) and one.get("role") in ("user", "assistant")]
+    rows = [{**{name: one.get(name) or "" for name in ("role", "id")}, "content": _content(one)} for one in spoken]
+    sent = Sent(messages_of(rows), body.thread_id, user_id, body.prop("workflow") or CHAT)
+    resumed = None if body.resume is None else await _resumed(app, body.resume, sent)
+    turn = await sent.begin(app, stream=True) if resumed is None else join_run(app, resumed)
     return await open_stream(turn, _Events(app, body, user_id), request)
 
 
-def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:
-    """Return the user and assistant messages. Messages of other roles are ignored."""
-    spoken = [one for one in messages if isinstance(one, dict) and one.get("role") in ("user", "assistant")]
-    rows = [{**{name: one.get(name) or "" for name in ("role", "id")}, "content": _content(one)} for one in spoken]
-    return list(messages_of(rows))
+async def _resumed(app: App, answers: Sequence[ResumeEntry], sent: Sent) -> Run | None:
+    """Answer or cancel the run that waits for a person, and return it. Return None if no run waits.
+
+    Raises:
+        InvalidInput: the run asks other or more questions, or the request has a message after the run's message.
+    """
+    values = {one.interrupt_id: one.payload for one in answers}
+    waiting = (await find_thread(app, str(sent.session_id), user_id=sent.user_id)).waiting(values)
+    if waiting is None:
+        return None
+    asked, runs = new_messages(sent.messages), await app.runs.service()
+    if waiting.message_id is None or (asked and id_of(asked[-1]) != waiting.message_id):
+        raise InvalidInput("`resume` needs the id of the waiting run's message, and no message after it; send it then.")
+    if any(one.status == "cancelled" for one in answers):
+        await runs.cancel(waiting.run_id, user_id=sent.user_id)
+    else:
+        await runs.resume(waiting.run_id, values, user_id=sent.user_id, questions=values.keys())
+    return waiting
 
 
 def _content(message: Mapping[str, JsonValue]) -> JsonValue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from typing import Annotated, Literal
 from uuid import NAMESPACE_OID, uuid5
@@ -13,19 +13,21 @@ from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.agent.conversion import id_of
 from threadkeep.agent.counting import media_mark, media_type
+from threadkeep.app import App
 from threadkeep.errors import InvalidInput
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.session import Session
 from threadkeep.records import Message
 from threadkeep.records.json_values import example
-from threadkeep.records.runs import RunQuery
+from threadkeep.records.runs import Run
 from threadkeep.runs.chat import RegenerationRequest
 from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatTurn
-from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.requests import text_of_input
 from threadkeep.store.codec import clean_text
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import CallerInUse
-from threadkeep.web.chat_protocols.sent import Sent
+from threadkeep.web.chat_protocols.sent import Sent, join_run
+from threadkeep.web.langgraph.states import ACTIVE, newest_runs
 from threadkeep.web.problems import TURN_FAILURES, Problem, documented
 from threadkeep.web.schemas import GivenId
 from threadkeep.web.streams import DONE, EventStream, StreamParts, json_event, open_stream, streamed
@@ -144,7 +146,8 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
     has its own id, and all later messages are superseded.
     """
     user_id = caller.user(body.user_id)
-    messages = _in_langchain([*body.messages, *([body.message] if body.message is not None else [])])
+    sent, kinds = [*body.messages, *filter(None, [body.message])], {"user": HumanMessage, "assistant": AIMessage}
+    messages: list[BaseMessage] = [kinds[one.role](one.text(), id=one.id) for one in sent if one.role in kinds]
     if body.trigger == "regenerate-message":
         asked = next((one for one in reversed(messages) if one.type == "human"), None)
         if asked is None:
@@ -162,9 +165,17 @@ async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Requ
 
 @router.get("/{chat_id}", summary="Read a chat as UI messages", responses=documented(404, 409, 422, 503))
 async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> UIMessages:
-    """Return the newest 200 messages of a chat, oldest first, in the format of `useChat`."""
+    """Return the newest 200 messages of a chat, oldest first, in the format of `useChat`.
+
+    After them come the messages that wait for a running turn.
+    """
     session, _ = await AllSessions(app.memory).find(chat_id, user_id=user_id)
-    return UIMessages(messages=[UIMessage.of(message) for message in await session.tail(_MOST)])
+    active = await _active(app, chat_id, user_id)  # before the transcript, which gets a message when its turn begins
+    shown = await session.tail(_MOST)
+    stored = {one.id for one in shown}
+    waiting = [one for run in reversed(active) for one in run.inputs if one.message_id not in stored]
+    queued = [Message(role="user", content=text_of_input(one), id=one.message_id) for one in waiting]
+    return UIMessages(messages=[UIMessage.of(message) for message in (*shown, *queued)])
 
 
 @router.get(
@@ -174,22 +185,15 @@ async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> U
     responses={200: _STREAM, 204: {"description": "No turn of the chat is running."}, **documented(404, 422, 503)},
 )
 async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id: UserId = None) -> Response:
-    """Stream a chat's running turn from its beginning, for a reloaded page. If no turn is running, return 204."""
-    runs = await app.runs.service()
-    found, _ = await runs.list(RunQuery(session_id=chat_id, user_id=user_id, status="running"))
-    run = next((one for one in found if one.parent_run_id is None and one.inputs), None)
-    if run is None:
-        return Response(status_code=204)
-    asked = run.inputs[-1]
-    request_again = RunRequest(
-        text=str(asked.values.get("text") or ""),
-        session_id=chat_id,
-        user_id=run.user_id,
-        message_id=asked.message_id,
-        workflow=run.workflow,
-    )
-    turn = app.chat.begin(request_again, stream=True)  # joins the turn that answers this message
-    return await _streamed(turn, request)
+    """Stream the chat's newest turn from its beginning, for a reloaded page. If no turn is running, return 204."""
+    active = await _active(app, chat_id, user_id)
+    return await _streamed(join_run(app, active[0]), request) if active else Response(status_code=204)
+
+
+async def _active(app: App, chat_id: str, user_id: str | None) -> list[Run]:
+    """Return the runs of a chat that are running or queued, newest first, if their messages have ids."""
+    found = await newest_runs(await app.runs.service(), chat_id, user_id=user_id)
+    return [run for run in found if run.status in ACTIVE and run.inputs and run.inputs[-1].message_id]
 
 
 async def _streamed(turn: ChatTurn, request: Request) -> EventStream:
@@ -221,8 +225,3 @@ async def _versions(session: Session, message_id: str | None) -> tuple[Message |
 def _version_id(replaced: Message, text: str) -> str:
     """Return the id for a new version of a message. A repeated request gets the same id."""
     return str(uuid5(NAMESPACE_OID, f"{replaced.id}\n{text}"))
-
-
-def _in_langchain(messages: Sequence[UIMessage]) -> list[BaseMessage]:
-    kinds = {"user": HumanMessage, "assistant": AIMessage}
-    return [kinds[one.role](one.text(), id=one.id) for one in messages if one.role in kinds]

@@ -14,8 +14,9 @@ from langchain_core.messages import BaseMessage
 from threadkeep.agent.conversion import from_langchain, id_of
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
+from threadkeep.records.runs import Run
 from threadkeep.runs.chat_turns import ChatTurn
-from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.requests import RunRequest, text_of_input
 from threadkeep.web.langgraph.states import asked_text, new_messages
 
 
@@ -46,7 +47,12 @@ class Sent:
             raise InvalidInput("The last message must be a user message with text.")
         app.workflows.get(self.workflow)
         if self.session_id is not None:
-            await self._store_earlier(app, self.session_id, len(self.messages) - len(asked))
+            session = app.memory.session(self.session_id, user_id=self.user_id)
+            before = self.messages[: len(self.messages) - len(asked)]
+            rows = [from_langchain(one) for one in before if one.type in ("human", "ai")]
+            earlier = [one for one in rows if one.content.strip()]
+            if earlier and not await session.count(view="history"):
+                await session.append(earlier)
         request = RunRequest(
             text=text,
             session_id=self.session_id,
@@ -69,10 +75,15 @@ class Sent:
                     return asked[position:]
         return asked
 
-    async def _store_earlier(self, app: App, session_id: str, count: int) -> None:
-        """If the session is empty, store the first `count` messages of the request in it, except system messages."""
-        session = app.memory.session(session_id, user_id=self.user_id)
-        rows = [from_langchain(one) for one in self.messages[:count] if one.type in ("human", "ai")]
-        earlier = [one for one in rows if one.content.strip()]
-        if earlier and not await session.count(view="history"):
-            await session.append(earlier)
+
+def join_run(app: App, run: Run) -> ChatTurn:
+    """Join the turn that a run answers, and return it. The newest message of the run must have an id."""
+    asked = run.inputs[-1]
+    request = RunRequest(
+        text=text_of_input(asked),
+        session_id=run.session_id,
+        user_id=run.user_id,
+        message_id=asked.message_id,
+        workflow=run.workflow,
+    )
+    return app.chat.begin(request, stream=True)
