@@ -33,8 +33,22 @@ async def keys(client: httpx2.AsyncClient, **parameters: object) -> list[str]:
     return [fact["key"] for fact in response.json()["facts"]]
 
 
+async def test_evidence_must_exist_and_be_visible_to_the_user(client: httpx2.AsyncClient) -> None:
+    """The response does not reveal whether a session or a run of another user exists."""
+    answer = await say(client, "hi", session_id="room", user_id="bob")
+    problems = []
+    for origin in ({"session_id": "room"}, {"session_id": "none"}, {"run_id": answer["run_id"]}, {"run_id": "none"}):
+        fact = {**ANN, "key": "diet", "value": "vegan", "evidence": origin}
+        problems.append(await client.put("/api/v1/facts", params={"user_id": "ann"}, json=fact))
+        assert await keys(client) == []
+    assert [one.status_code for one in problems] == [404] * 4
+    assert problems[0].json() == problems[1].json()
+    assert problems[2].json() == problems[3].json()
+
+
 async def test_a_fact_is_remembered_confirmed_and_contradicted(client: httpx2.AsyncClient) -> None:
     """The response is the valid fact, and the history has every value."""
+    await say(client, "I eat no meat.", session_id="room:1", user_id="ann")
     evidence = {"session_id": "room:1", "seq": 17, "run_id": None}
     first = await remembered(
         client, **ANN, key="diet", value={"is": None, "list": [1]}, kind="preference", evidence=evidence

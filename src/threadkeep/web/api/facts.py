@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound
+from threadkeep.history.all_sessions import AllSessions
 from threadkeep.knowledge.graphiti.maintenance import Backfilled, Purged, Retracted
 from threadkeep.knowledge.graphiti.service import GraphitiStatus
 from threadkeep.knowledge.graphiti.views import (
@@ -95,7 +96,14 @@ async def list_facts(
 
 @router.put("", summary="Remember a fact", responses=_WRITING)
 async def remember_fact(fact: FactInput, app: AppInUse, user_id: UserId = None) -> FactView:
-    """Store a fact: the value of a key. The same value confirms a stored fact; another value replaces it."""
+    """Store a fact: the value of a key. The same value confirms a stored fact; another value replaces it.
+
+    The session and the run of the `evidence` must exist and be visible to the user.
+    """
+    if fact.evidence is not None and fact.evidence.session_id is not None:
+        await AllSessions(app.memory).find(fact.evidence.session_id, user_id=user_id)
+    if fact.evidence is not None and fact.evidence.run_id is not None:
+        await (await app.runs.service()).run(fact.evidence.run_id, user_id=user_id)
     remembered = await app.memory.knowledge.remember(
         Scope(fact.scope, fact.owner),
         fact.key,
