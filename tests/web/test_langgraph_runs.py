@@ -552,6 +552,24 @@ async def test_a_run_is_cancelled_by_request_and_by_disconnect(tmp_path: Path) -
     assert [one["status"] for one in (cancelled, gone, given_up)] == ["interrupted"] * 3
 
 
+async def test_a_cancelled_run_with_a_rollback_leaves_no_messages(tmp_path: Path) -> None:
+    """The thread has the messages that it had before the run. A later rollback of a run that has ended does nothing."""
+    gate = Gate()
+    async with (
+        sdk(tmp_path, ScriptedModel(["one", ["tw", gate, "o"]])) as (langgraph, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        first = await langgraph.runs.wait("t1", "chat", input=asks("First."))
+        begun = await langgraph.runs.create("t1", "chat", input=asks("Second."))
+        await gate.reached()
+        for _ in range(2):
+            await langgraph.runs.cancel("t1", begun["run_id"], action="rollback")
+        state = await langgraph.threads.get_state("t1")
+        cancelled = await langgraph.runs.get("t1", begun["run_id"])
+    assert texts(cast("Any", state["values"])) == texts(first) == [("human", "First."), ("ai", "one")]
+    assert cancelled["status"] == "interrupted"
+
+
 AGENT = """
 schema: 1
 name: helper

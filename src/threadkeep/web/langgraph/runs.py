@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, cast
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from anyio import CancelScope
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BeforeValidator, JsonValue
+from pydantic import BeforeValidator
 from pydantic_core import from_json
 
 from threadkeep.app import App
@@ -25,11 +25,11 @@ from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.commands import Start, start_run, user_of
 from threadkeep.web.langgraph.run_events import INTERRUPTS, RunEvents, encoded_parts, last_seq
 from threadkeep.web.langgraph.schemas import RunCreateBody, StreamMode, ThreadRunBody, ThreadRunStatus, status_of
-from threadkeep.web.langgraph.states import find_thread, newest_runs, questions, values_of_run
+from threadkeep.web.langgraph.states import ACTIVE, find_thread, newest_runs, questions, values_of_run
 from threadkeep.web.langgraph.thread_events import thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId, known_thread
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
-from threadkeep.web.streams import HEARTBEAT, EventStream, streamed, with_keepalives
+from threadkeep.web.streams import HEARTBEAT, EventStream, json_event, streamed, with_keepalives
 
 router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute, responses=documented(404, 422, 503))
 
@@ -104,8 +104,10 @@ class ThreadRuns:
         if body.ends_waiting:
             await runs.cancel(waiting.run_id, user_id=start.user_id)
             return await runs.run(waiting.run_id), before
-        answer, asked = _answer(waiting, body.command["resume"])
-        await runs.resume(waiting.run_id, answer, user_id=start.user_id, mode=mode, questions=asked)
+        asked, answer = {one.id for one in questions(waiting)}, cast("Json", resume)
+        by_id = isinstance(answer, dict) and (answer.keys() <= asked or all(map(QUESTION_ID.fullmatch, answer)))
+        named = answer.keys() if isinstance(answer, dict) and by_id else ()
+        await runs.resume(waiting.run_id, answer, user_id=start.user_id, mode=mode, questions=named)
         return await runs.run(waiting.run_id), before
 
     async def _check_exists(self, user_id: str | None) -> None:
@@ -190,14 +192,6 @@ type RunsInThread = Annotated[ThreadRuns, Depends(_in_thread)]
 type RunsAlone = Annotated[ThreadRuns, Depends(_alone)]
 
 
-def _answer(waiting: Run, given: JsonValue) -> tuple[Json, Collection[str]]:
-    """Return the answer to a waiting run, and the ids of the questions that it answers (empty if it names no ids)."""
-    asked = {one.id for one in questions(waiting)}
-    if not isinstance(given, dict) or not (given.keys() <= asked or all(map(QUESTION_ID.fullmatch, given))):
-        return cast("Json", given), ()
-    return cast("Json", given), given.keys()
-
-
 def _address(run: Run) -> str:
     thread = f"/threads/{quote(run.session_id, safe='')}" if run.session_id is not None else ""
     return f"{thread}/runs/{quote(run.run_id, safe='')}"
@@ -207,11 +201,13 @@ async def _with_heartbeats(
     asked: ThreadRuns, run: Run, parts: AsyncGenerator[bytes], *, cancels: bool
 ) -> AsyncGenerator[bytes]:
     ended = False
-    async with aclosing(with_keepalives(parts, asked.request.app.state.heartbeat_seconds)) as everything:
+    async with aclosing(with_keepalives(parts, asked.request)) as everything:
         try:
             async for part in everything:
                 yield HEARTBEAT if part is None else part
             ended = True
+        except ProblemRaised as refused:
+            yield json_event({"error": refused.problem.type, "message": refused.problem.detail}, "error")
         finally:
             if cancels and not ended:
                 with CancelScope(shield=True):  # the client disconnected, so this response is being cancelled
@@ -350,12 +346,16 @@ async def cancel_thread_run(
     asked: RunsInThread,
     run_id: RunId,
     wait: Annotated[bool, Query(description="Respond after the run has ended.")] = False,
-    action: Annotated[str, Query(description="`interrupt`: messages so far stay.")] = "interrupt",
+    action: Annotated[
+        Literal["interrupt", "rollback"], Query(description="`rollback` takes messages back.")
+    ] = "interrupt",
 ) -> None:
-    """Cancel a run and its children. Their messages stay in the transcript."""
-    if action != "interrupt":
-        raise InvalidInput("action must be interrupt; to remove messages, take them back with POST …/take-back.")
-    await asked.cancel_unless_ended((await asked.run(run_id)).run_id, wait=wait)
+    """Cancel a run and its children. With `rollback`, respond when its messages are taken back; the run stays."""
+    run = await asked.run(run_id)
+    await asked.cancel_unless_ended(run_id, wait=wait or action == "rollback")
+    if action == "rollback" and run.status in ACTIVE and run.session_id is not None:
+        question_id = (run.inputs[0].message_id if run.inputs else None) or run_id
+        await asked.app.memory.session(run.session_id, user_id=run.user_id).take_back_turn(question_id)
 
 
 async def _join(
