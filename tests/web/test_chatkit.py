@@ -412,6 +412,20 @@ class HeldImport(MetaPathFinder):
             assert self.released.wait(HANG_SECONDS)
 
 
+@pytest.mark.parametrize("kind", ["threads.custom_action", "threads.sync_custom_action"])
+async def test_an_action_of_a_widget_is_refused_and_not_logged(
+    client: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """The response says what to do instead."""
+    thread_id = (await ask(client, request_of("threads.create", input=said("hi"))))[0]["thread"]["id"]
+    action = {"type": "buy", "payload": {"order": 1}}
+    request = request_of(kind, thread_id=thread_id, item_id=None, action=action)
+    response = await client.post("/chatkit", params={"user_id": "ann"}, json=request)
+    assert response.status_code == 422
+    assert "ThreadkeepStore" in response.json()["detail"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_others_are_answered_during_the_import(
     client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

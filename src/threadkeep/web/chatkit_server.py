@@ -27,7 +27,9 @@ from chatkit.types import (
     ThreadMetadata,
     ThreadsAddUserMessageReq,
     ThreadsCreateReq,
+    ThreadsCustomActionReq,
     ThreadsRetryAfterItemReq,
+    ThreadsSyncCustomActionReq,
     ThreadStreamEvent,
     ThreadsUpdateReq,
     UserMessageItem,
@@ -49,6 +51,10 @@ from threadkeep.workflows.built_in import CHAT
 
 _NOT_FOUND = "The thread, item or attachment does not exist, or it belongs to another user."
 _INVALID = "This is not a ChatKit request; send what ChatKit's page sends, and name attachments by their ids only."
+
+_ACTIONS = (
+    "The service has no actions of widgets; for these, write a ChatKit server of your own with `ThreadkeepStore`."
+)
 
 _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
@@ -118,7 +124,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
 
         Raises:
             NotFoundError: an attachment or an item that the request names does not exist; nothing was stored.
-            ProblemRaised: a message or a title is too long.
+            ProblemRaised: a message or a title is too long, or the request is an action of a widget.
         """
         match _REQUEST.validate_json(request):
             case ThreadsCreateReq() | ThreadsAddUserMessageReq() as message:
@@ -131,6 +137,8 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
             case ThreadsRetryAfterItemReq(params=after):
                 await self._store.load_item(after.thread_id, after.item_id, context)
                 context = replace(context, asks_again=True)
+            case ThreadsCustomActionReq() | ThreadsSyncCustomActionReq():
+                raise ProblemRaised(make_problem(422, "invalid-request", _ACTIONS))
         return await super().process(request, context)
 
     def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:

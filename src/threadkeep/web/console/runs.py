@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Annotated, cast
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -93,9 +93,12 @@ async def stream_events(
 async def resume(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Resume a run with a person's answer to its question."""
     answers = {name.removeprefix(_ANSWER): value for name, value in form.items() if name.startswith(_ANSWER)}
-    given: dict[str, Json] = {
-        name: _value(text, as_json="json" in form) for name, text in answers.items() if text.strip()
-    }
+    given: dict[str, Json] = {name: text for name, text in answers.items() if text.strip()}
+    if "json" in form:
+        try:
+            given = {name: json.loads(answers[name]) for name in given}
+        except (ValueError, RecursionError):
+            raise InvalidInput("The answer is not JSON; correct it, or send it as text.") from None
     if not given:
         raise InvalidInput("The form has no answer; write one.")
     value = next(iter(given.values())) if len(answers) == 1 else given
@@ -116,15 +119,6 @@ async def retry(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -
     """Retry a failed, cancelled or interrupted run."""
     await (await app.runs.service()).retry(run_id, user_id=user, mode="background")
     return redirect(run_address(run_id, user_id=user))
-
-
-def _value(text: str, *, as_json: bool) -> Json:
-    if not as_json:
-        return text
-    try:
-        return cast("Json", json.loads(text))
-    except (ValueError, RecursionError):
-        raise InvalidInput("The answer is not JSON; correct it, or send it as text.") from None
 
 
 def _seconds(started_at: datetime | None, ended_at: datetime | None) -> float | None:
