@@ -5,28 +5,26 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, closing
 from random import Random
 from string import ascii_letters
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 
 from tests.databases import migrated_driver
 from threadkeep import Memory, MemoryOptions, Message, open_memory
-from threadkeep.store.driver import Parameters
+from threadkeep.records.runs import RunQuery
+from threadkeep.store.driver import Backend, Driver, Parameters, Row
+from threadkeep.store.runs.rows import RunRecords
 from threadkeep.store.statements import for_psycopg, for_values, load_statements
 from threadkeep.store.transcripts import END
 
 LONG = 4_000
 LIMIT = 20
 FEW = 3 * LIMIT
-_PAGE_NAMES = (
-    *("created_at", "run_id", "session_id", "user_id", "workflow", "status", "since", "set_aside", "turns", "reset"),
-    *("delete", "limit"),
-)
 
 
 async def fill(memory: Memory, messages: int) -> None:
@@ -46,7 +44,12 @@ def steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 async def most_rows(url: str, statement: str, parameters: Parameters, *, file: str = "transcripts.sql") -> int:
     """Return the largest number of rows that one step of a statement read or filtered out."""
-    query = for_psycopg(load_statements(file)[statement])
+    return await most_rows_of(url, load_statements(file)[statement], parameters)
+
+
+async def most_rows_of(url: str, sql: str, parameters: Parameters) -> int:
+    """Return the same for a statement that is given as SQL."""
+    query = for_psycopg(sql)
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = await connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}".encode(), parameters)
         [(found,)] = await cursor.fetchall()
@@ -89,40 +92,81 @@ async def test_the_poll_for_unindexed_messages_does_not_read_all_sessions(postgr
         assert await most_rows(postgres_url, "to_index", parameters, file="search.sql") <= FEW
 
 
+class RecordingConnection:
+    """A connection to no database. It records the last statement, and returns no rows."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.statement: tuple[str, Parameters] = ("", {})
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[RecordingConnection]:
+        """Lend this connection."""
+        yield self
+
+    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        """Record a statement."""
+        self.statement = sql, parameters
+        return []
+
+
+_RUNS = """
+INSERT INTO chat_runs
+    (run_id, root_run_id, session_id, user_id, workflow, status, owner, trigger, created_at, set_aside)
+SELECT
+    'r' || n, 'r' || n, CASE WHEN n % 2 = 0 THEN 'long' ELSE 'room:' || n % 1999 END,
+    CASE WHEN n % 2 = 0 THEN 'ann' ELSE 'u' || n % 1999 END,
+    CASE WHEN n % 500 = 0 THEN 'rare' WHEN n % 3 = 0 THEN 'report' ELSE 'chat' END,
+    CASE WHEN n % 1000 = 3 THEN 'running' WHEN n % 40 > 3 THEN 'done'
+        ELSE (ARRAY['failed', 'queued', 'waiting', 'cancelled'])[n % 40 + 1] END,
+    CASE WHEN n % 1000 = 3 THEN 'w' END, 'message', now() - n * interval '1 minute', n % 800 = 0
+FROM generate_series(1, 20000) AS n
+"""
+
+
 @pytest.mark.parametrize(
-    ("kind", "status"), [("without_answer", "failed"), ("waiting", "waiting"), ("queued", "queued")]
+    ("query", "index"),
+    [
+        (RunQuery(turns=True), "idx_chat_runs_created_at"),
+        (RunQuery(session_id="long"), "idx_chat_runs_session_id"),
+        (RunQuery(session_id="long", user_id="ann", status="done"), "idx_chat_runs_session_id"),
+        (RunQuery(user_id="ann", status="done", turns=True), "idx_chat_runs_user_id"),
+        (RunQuery(status="failed"), "idx_chat_runs_without_answer"),
+        (RunQuery(session_id="long", status="queued"), "idx_chat_runs_queued"),
+        (RunQuery(user_id="ann", status="waiting"), "idx_chat_runs_waiting"),
+        (RunQuery(session_id="long", status="running"), "idx_chat_runs_owner"),
+        (RunQuery(session_id="long", set_aside=True), "idx_chat_runs_set_aside"),
+    ],
+    ids=str,
 )
-async def test_runs_that_wait_or_have_no_answer_are_found_by_index(database_url: str, kind: str, status: str) -> None:
-    """Nearly all runs end with an answer. After some executions, PostgreSQL uses a plan for any parameters."""
-    sql = load_statements("runs_records.sql")[f"newest_{kind}"]
+async def test_a_page_of_runs_is_read_by_the_index_of_its_filters(
+    database_url: str, query: RunQuery, index: str
+) -> None:
+    """A session may have 100,000 runs, nearly all of them done. They are neither sorted nor read to find few others."""
     async with migrated_driver(database_url) as driver:
+        recording = RecordingConnection(driver.backend)
+        await RunRecords(cast("Driver", recording)).runs(query)
+        sql, parameters = recording.statement
         if driver.backend == "sqlite":
-            parameters: Parameters = {**dict.fromkeys(_PAGE_NAMES), "status": status, "limit": LIMIT}
             plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
-        else:
-            async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
-                await connection.execute(
-                    "INSERT INTO chat_runs (run_id, root_run_id, workflow, status, trigger, created_at)"
-                    " SELECT 'r' || n, 'r' || n, 'chat', CASE WHEN n %% 100 = 0 THEN %(status)s ELSE 'done' END,"
-                    " 'message', now() - n * interval '1 minute' FROM generate_series(1, 5000) AS n",
-                    {"status": status},
-                )
-                await connection.execute("ANALYZE chat_runs")
-                numbered = for_psycopg(sql)
-                for number, name in enumerate(_PAGE_NAMES, 1):
-                    numbered = numbered.replace(f"%({name})s", f"${number}")
-                cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN) {numbered}".encode())
-                plan = [str(step) for (step,) in await cursor.fetchall()]
-    assert any(f"idx_chat_runs_{kind}" in step for step in plan), plan
+            assert any(f"USING INDEX {index} " in f"{step} " for step in plan), plan
+            assert any("FOR ORDER BY" in step for step in plan) == (query.status == "running"), plan
+            return
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+            await connection.execute(_RUNS)
+            await connection.execute("ANALYZE chat_runs")
+        assert await most_rows_of(database_url, sql, parameters) <= 600
 
 
-async def test_the_newest_runs_of_a_session_are_read_in_order(sqlite_url: str) -> None:
-    """A session may have 100,000 runs, so they are not sorted."""
-    sql, parameters = load_statements("runs_records.sql")["newest_of_session"], dict.fromkeys(_PAGE_NAMES)
-    async with migrated_driver(sqlite_url) as driver:
-        plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", {**parameters, "limit": LIMIT})]
-    assert len(plan) == 1, plan
-    assert "INDEX idx_chat_runs_session_id (session_id=?" in plan[0], plan
+async def test_postgres_plans_each_page_of_runs_for_its_filters(postgres_url: str) -> None:
+    """A plan for any parameters, which PostgreSQL may use for a prepared statement, would sort long sessions."""
+    async with migrated_driver(postgres_url) as driver:
+        for number in range(10):
+            await RunRecords(driver).runs(RunQuery(session_id=f"room:{number}"))
+            await RunRecords(driver).counts()
+        prepared = [str(sql) for (sql,) in await driver.fetch("SELECT statement FROM pg_prepared_statements", {})]
+    assert [sql for sql in prepared if "'set_aside', count(*)" in sql]
+    assert not [sql for sql in prepared if "ORDER BY r.created_at" in sql]
 
 
 async def test_an_erase_looks_for_episodes_only_in_the_sessions_of_the_person(sqlite_url: str) -> None:
@@ -179,7 +223,8 @@ async def test_the_runs_of_a_list_of_sessions_are_found_by_indexes(database_url:
                 await connection.execute(
                     "INSERT INTO chat_runs"
                     " (run_id, root_run_id, session_id, arrival, workflow, status, trigger, created_at)"
-                    " SELECT 'r' || n, 'r' || n, 'room:' || n % 100, n, 'chat', 'done', 'message', now()"
+                    " SELECT 'r' || n, 'r' || n, 'room:' || n % 2000, n, 'chat',"
+                    " CASE WHEN n % 7 = 0 THEN 'waiting' ELSE 'done' END, 'message', now()"
                     " FROM generate_series(1, 20000) AS n"
                 )
                 await connection.execute("ANALYZE chat_runs")

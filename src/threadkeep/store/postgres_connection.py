@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import LiteralString
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
@@ -25,6 +24,9 @@ from threadkeep.store.statements import for_psycopg
 
 type RawConnection = psycopg.AsyncConnection[Row]
 
+# A mark of statements that are not prepared, so that PostgreSQL plans them for their parameters. Its plan of a prepared
+# statement, which is for any parameters, may sort all runs of a long session.
+_REPLAN = "/* replan */"
 _IN_TRANSACTION = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
 
 
@@ -37,25 +39,26 @@ class PostgresConnection:
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
         """Return all rows of a statement."""
+        prepare = False if _REPLAN in sql else None
         try:
-            cursor = await self.raw.execute(_query(sql), parameters)
+            cursor = await self.raw.execute(for_psycopg(sql), parameters, prepare=prepare)
         except psycopg.OperationalError:
             if self._another is None or not self.raw.closed:
                 raise
             # Repeat the statement on another connection. This is safe: only connections for reading have `_another`.
             self.raw, self._another = await self._another(), None
-            cursor = await self.raw.execute(_query(sql), parameters)
+            cursor = await self.raw.execute(for_psycopg(sql), parameters, prepare=prepare)
         return await cursor.fetchall()
 
     async def execute(self, sql: str, parameters: Parameters) -> int:
         """Execute a statement; return the number of changed rows."""
-        cursor = await self.raw.execute(_query(sql), parameters)
+        cursor = await self.raw.execute(for_psycopg(sql), parameters)
         return cursor.rowcount
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements in one round trip; return the rows of each statement."""
         async with self._pipeline():
-            cursors = [await self.raw.execute(_query(sql), parameters) for sql, parameters in statements]
+            cursors = [await self.raw.execute(for_psycopg(sql), parameters) for sql, parameters in statements]
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     async def roll_back(self) -> None:
@@ -86,7 +89,7 @@ class PostgresConnection:
         """Execute a statement once for each row of parameters."""
         # Open a pipeline here: if psycopg is cancelled while it opens one itself, it raises an AssertionError.
         async with self._pipeline(), self.raw.cursor() as cursor:
-            await cursor.executemany(_query(sql), rows)
+            await cursor.executemany(for_psycopg(sql), rows)
 
 
 class PostgresTransaction:
@@ -112,11 +115,6 @@ class PostgresTransaction:
         limits = self._limits() if beside else ()
         rows = await self.fetch_each([*statements, *limits, *beside, ("COMMIT", {})])
         return [*rows[: len(statements)], *rows[len(statements) + len(limits) : -1]]
-
-
-def _query(sql: str) -> LiteralString:
-    """Return the query as a `LiteralString`, because all queries come from files of this package."""
-    return for_psycopg(sql)
 
 
 _CURES: Mapping[type[BaseException], str] = {

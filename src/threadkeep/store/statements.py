@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import ClassVar
+from typing import ClassVar, LiteralString
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records.sessions import check_argument
@@ -62,8 +62,8 @@ def for_values(sql: str, name: str, values: Collection[object], others: Paramete
 
 
 @lru_cache(maxsize=1024)
-def for_psycopg(sql: str) -> str:
-    """Return a statement in psycopg's notation, in which `:name` becomes `%(name)s`."""
+def for_psycopg(sql: str) -> LiteralString:
+    """Return a statement from a file of this package in psycopg's notation, in which `:name` becomes `%(name)s`."""
     return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 

@@ -370,12 +370,12 @@ def _statement_for(query: RunQuery) -> str:
     """Return the name of the statement that uses the best index for a query."""
     if query.parent_run_id is not None:
         return "newest_of_parent"
-    if query.status in ("queued", "waiting"):
+    if query.set_aside:
+        return "newest_set_aside"
+    if query.status in ("queued", "running", "waiting"):
         return f"newest_{query.status}"
     if query.session_id is not None:
         return "newest_of_session"
     if query.user_id is not None:
         return "newest_of_user"
-    if query.status in ("failed", "cancelled", "interrupted"):
-        return "newest_without_answer"
-    return "newest_set_aside" if query.set_aside else "newest"
+    return "newest_without_answer" if query.status in ("failed", "cancelled", "interrupted") else "newest"

@@ -1,37 +1,86 @@
 -- Queries for runs, and their deletion.
 
 -- name: page
--- Included by other statements: one page of runs that match the filters, newest first.
-    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
-    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
+-- Included by other statements: one page of runs that match the filters, newest first, after the cursor (:created_at,
+-- :run_id). PostgreSQL cannot estimate a CASE, and assumes that it selects half of the rows. So it reads the runs in the
+-- order of an index, instead of sorting all of them because a filter seems to select few.
+    /* replan */
+    AND (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND CASE WHEN (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
+        AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
+        AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
+        AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+        AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
+        AND (NOT CAST(:turns AS BOOLEAN) OR (r.parent_run_id IS NULL AND r.workflow NOT IN (:reset, :delete)))
+        THEN TRUE ELSE FALSE END
     AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
-    AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
-    AND (NOT CAST(:turns AS BOOLEAN) OR (r.parent_run_id IS NULL AND r.workflow NOT IN (:reset, :delete)))
 ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
 -- name: newest
--- Newest first, after the cursor (:created_at, :run_id).
 SELECT r.run_id FROM chat_runs r
-WHERE (r.created_at, r.run_id) < (:created_at, :run_id)
+WHERE TRUE
 -- include: page
 
 -- name: newest_of_session
 SELECT r.run_id FROM chat_runs r
-WHERE r.session_id = :session_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
-    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+WHERE r.session_id = :session_id
+-- include: page
+
+-- name: newest_of_user
+SELECT r.run_id FROM chat_runs r
+WHERE r.user_id = :user_id
+-- include: page
+
+-- name: newest_of_parent
+SELECT r.run_id FROM chat_runs r
+WHERE r.parent_run_id = :parent_run_id
+-- include: page
+
+-- name: newest_set_aside
+SELECT r.run_id FROM chat_runs r
+WHERE r.set_aside
+-- include: page
+
+-- name: newest_running
+-- Few runs are running. The CTE keeps SQLite from reading all runs in the order of their creation.
+WITH running AS MATERIALIZED (
+    SELECT run_id, created_at, workflow, status, session_id, user_id, set_aside, parent_run_id
+    FROM chat_runs WHERE status = 'running'
+)
+SELECT r.run_id FROM running r
+WHERE TRUE
+-- include: page
+
+-- name: newest_waiting
+-- The literal status lets both engines use the index of waiting runs: a session may have many runs, of which few wait.
+SELECT r.run_id FROM chat_runs r
+WHERE r.status = 'waiting'
+-- include: page
+
+-- name: newest_queued
+SELECT r.run_id FROM chat_runs r
+WHERE r.status = 'queued'
+-- include: page
+
+-- name: newest_without_answer
+-- Literal statuses let both engines use the index of these runs, which are few: nearly all runs end with an answer.
+SELECT r.run_id FROM chat_runs r
+WHERE r.status IN ('failed', 'cancelled', 'interrupted')
 -- include: page
 
 -- name: of_sessions
 -- The newest turn of each session, one that is queued or running, and the newest 20 that wait. The expression on the
 -- session keeps engines from reading all runs of a session to find the waiting ones, which have an index of their own.
+-- The bounds of the arrival and the CASE make PostgreSQL use the index of arrivals even without statistics.
 WITH wanted (session_id) AS (
 VALUES (:session_id)
 )
 SELECT (
     SELECT r.run_id FROM chat_runs r
-    WHERE r.session_id = w.session_id AND r.arrival IS NOT NULL AND r.parent_run_id IS NULL
-        AND r.workflow NOT IN (:reset, :delete) AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+    WHERE r.session_id = w.session_id AND r.arrival BETWEEN 1 AND 9223372036854775807 AND r.parent_run_id IS NULL
+        AND r.workflow NOT IN (:reset, :delete)
+        AND CASE WHEN CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id THEN TRUE ELSE FALSE END
     ORDER BY r.arrival DESC LIMIT 1
 ) FROM wanted w
 UNION
@@ -47,52 +96,9 @@ SELECT n.run_id FROM (
     SELECT r.run_id, ROW_NUMBER() OVER (PARTITION BY r.session_id || '' ORDER BY r.arrival DESC) AS number
     FROM chat_runs r
     WHERE r.status = 'waiting' AND r.session_id || '' IN (SELECT w.session_id FROM wanted w) AND r.parent_run_id IS NULL
-        AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+        AND CASE WHEN CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id THEN TRUE ELSE FALSE END
 ) n
 WHERE n.number <= 20
-
--- name: newest_of_user
-SELECT r.run_id FROM chat_runs r
-WHERE r.user_id = :user_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
--- include: page
-
--- name: newest_set_aside
-SELECT r.run_id FROM chat_runs r
-WHERE r.set_aside AND (r.created_at, r.run_id) < (:created_at, :run_id)
-    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
-    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
-    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
-ORDER BY r.created_at DESC, r.run_id DESC
-LIMIT :limit
-
--- name: newest_waiting
--- The literal status lets both engines use the index of waiting runs: a session may have many runs, of which few wait.
-SELECT r.run_id FROM chat_runs r
-WHERE r.status = 'waiting' AND (r.created_at, r.run_id) < (:created_at, :run_id)
-    AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
-    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
--- include: page
-
--- name: newest_queued
-SELECT r.run_id FROM chat_runs r
-WHERE r.status = 'queued' AND (r.created_at, r.run_id) < (:created_at, :run_id)
-    AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
-    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
--- include: page
-
--- name: newest_without_answer
--- Literal statuses let both engines use the index of these runs, which are few: nearly all runs end with an answer.
-SELECT r.run_id FROM chat_runs r
-WHERE r.status IN ('failed', 'cancelled', 'interrupted') AND (r.created_at, r.run_id) < (:created_at, :run_id)
--- include: page
-
--- name: newest_of_parent
-SELECT r.run_id FROM chat_runs r
-WHERE r.parent_run_id = :parent_run_id
-    AND (r.created_at, r.run_id) < (:created_at, :run_id)
-    AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
-    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
--- include: page
 
 -- name: tree
 -- A root and all runs below it, parents before their children.
