@@ -50,7 +50,7 @@ class FakeTelegram:
         status: int,
         description: str = "",
         *,
-        page: str = "",
+        page: str | Values = "",
         times: int = 1,
         method: str = "sendMessage",
         **parameters: int,

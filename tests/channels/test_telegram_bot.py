@@ -1240,7 +1240,10 @@ async def test_polling_continues_after_a_quiet_week(tmp_path: Path, telegram: Fa
 async def test_polling_pauses_for_the_seconds_that_telegram_demands(
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other process polls the bot within the first quarter of an hour, also if its clock is a minute behind."""
+    """No other process polls the bot within the first quarter of an hour, also if its clock is a minute behind.
+
+    A response without a list of updates is an error, after which the bot pauses, too.
+    """
     pauses: list[tuple[float, bool]] = []
 
     async def pause(polling: TelegramPolling, seconds: float) -> None:
@@ -1257,11 +1260,12 @@ async def test_polling_pauses_for_the_seconds_that_telegram_demands(
     for seconds in (300, 7_200, 0):
         telegram.refuse(429, "Too Many Requests", method="getUpdates", retry_after=seconds)
     telegram.refuse(502, method="getUpdates")
+    telegram.refuse(200, page={"ok": True}, method="getUpdates")
     telegram.push(update("hi"))
     settings = {"receive": "polling", "secret": "", "username": ""}
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["hello"]), **settings) as desk:
         assert await desk.answered() == ["hello"]
-    assert pauses == [(40.0, False), (300.0, False), (7_200.0, False), (1.0, False), (2.0, False)]
+    assert pauses == [(seconds, False) for seconds in (40.0, 300.0, 7_200.0, 1.0, 2.0, 4.0)]
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from threadkeep.channels.contract import (
     Refused,
     Sent,
     id_in,
-    list_in,
     number_in,
     object_in,
     read_json,
@@ -186,9 +185,9 @@ class TelegramPolling(Receiver):
         kinds: Json = list(self._channel.options.allowed_updates)
         wanted = {"offset": offset, "timeout": _WAIT_SECONDS, "limit": 100, "allowed_updates": kinds}
         answer = await self._client.call("getUpdates", wanted, seconds=_WAIT_SECONDS + _MARGIN_SECONDS)
-        if not answer.ok:
+        if not answer.ok or not isinstance(answer.result, list):  # something else than Telegram may have answered
             return await self._refused(answer)
-        for update in map(object_in, list_in({"result": answer.result}, "result")):
+        for update in map(object_in, answer.result):
             await self._intake.take_fetched(self._bot, self._channel.read_update(update))
             # After a week without updates, Telegram starts again at a random number, which may be lower.
             offset = (number_in(update, "update_id") or 0) + 1
