@@ -313,6 +313,17 @@ def test_a_pg_dump_that_is_too_old_is_named_with_the_cure(postgres_cli: CommandL
     assert (outcome.exit_code, "client tools in the server's version" in outcome.err) == (1, True)
 
 
+def test_a_backup_waits_for_a_locked_table_only_for_the_lock_timeout(postgres_cli: CommandLine) -> None:
+    postgres_cli.store("room", "hi", "hello")
+    postgres_cli.set(THREADKEEP_LOCK_TIMEOUT="0.1")
+    with psycopg.connect(postgres_cli.url) as other:
+        other.execute("LOCK TABLE chat_messages IN ACCESS EXCLUSIVE MODE")
+        outcome = postgres_cli.process("backup", str(postgres_cli.folder / "copy"))
+    assert (outcome.exit_code, "`threadkeep doctor` names it" in outcome.err) == (1, True), outcome.err
+    assert list(postgres_cli.folder.glob("copy*")) == []
+    assert postgres_cli("backup", str(postgres_cli.folder / "copy")).exit_code == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", ["backup", "restore"])
 def test_a_signal_stops_a_backup_or_a_restore(

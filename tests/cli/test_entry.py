@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -308,6 +309,21 @@ def test_a_closed_pipe_prints_no_error(cli: CommandLine, tmp_path: Path) -> None
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == "exit code 1\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", ["doctor", "sessions list"])
+def test_a_short_output_is_one_write(cli: CommandLine, arguments: str) -> None:
+    """`head -1` closes the pipe after the first write, so a second one could fail. A datagram is one write."""
+    cli.store("a", "Hello.")
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with reader, writer:
+        command = [sys.executable, "-m", "threadkeep", *arguments.split()]
+        subprocess.run(command, check=True, stdout=writer.fileno(), timeout=HANG_SECONDS)
+        reader.setblocking(False)
+        assert reader.recv(100_000).count(b"\n") > 1
+        with pytest.raises(BlockingIOError):
+            reader.recv(1)
 
 
 @pytest.mark.process

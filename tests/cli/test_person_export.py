@@ -80,6 +80,7 @@ def test_a_full_disk_leaves_no_archive(cli: CommandLine, monkeypatch: pytest.Mon
         patched.setattr("threadkeep.memory.person_archive.archive", full)
         failed = cli("persons", "export", "ann", "-o", str(target))
     assert (failed.exit_code, "The disk is full" in failed.err) == (1, True)
+    assert f"lines are in {target}.partial. Repeat the command to continue, or delete that file." in failed.err
     assert [path.name for path in cli.folder.glob("ann.zip*")] == ["ann.zip.partial"]
     assert cli("persons", "export", "ann", "-o", str(target)).exit_code == 0
     assert target.exists()

@@ -176,7 +176,7 @@ def backup_database(
         from threadkeep.store.postgres_connection import environment_of
 
         with ended_by_sigterm(), terminal.waiting("Copying"):
-            dump_postgres(environment_of(address.dsn), target)
+            dump_postgres(environment_of(address.dsn), target, lock_timeout_seconds=settings.lock_timeout)
     elif address.path is not None:
         with ended_by_sigterm(), _pages("Copying") as report:
             copy_sqlite(address.path, target, report, key=settings.store_options().key)

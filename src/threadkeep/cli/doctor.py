@@ -14,7 +14,7 @@ import typer
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.shared import read_settings
-from threadkeep.cli.terminal import Finding, Level, counted, duration, file_size, terminal
+from threadkeep.cli.terminal import Finding, Level, Styled, counted, duration, file_size, terminal
 from threadkeep.errors import (
     DatabaseFileReplaced,
     GraphitiError,
@@ -276,17 +276,18 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """Show each finding on a line, and the advice, if any, on the next line."""
+    """Show each finding on a line, and the advice, if any, on the next line.
+
+    Print all lines at once: a reader such as `head -1` closes the pipe after the first write.
+    """
     width = max(len(finding.check) for finding in findings) + 2
+    parts: list[Styled] = []
     for finding in findings:
         mark, color = _MARKS[finding.level]
-        terminal.say((f"{mark} ", color), f"{finding.check:<{width}}", finding.detail)
+        parts += [(f"{mark} ", color), f"{finding.check:<{width}}", f"{finding.detail}\n"]
         if finding.cure:
-            terminal.say(" " * (width + 2), (f"→ {finding.cure}", color))
-    failed = sum(1 for finding in findings if finding.level == "fail")
-    warned = sum(1 for finding in findings if finding.level == "warn")
-    terminal.say()
-    if failed or warned:
-        terminal.say(f"{failed} failed, {warned} with a warning, {len(findings) - failed - warned} ok.")
-    else:
-        terminal.say("All is well.")
+            parts += [" " * (width + 2), (f"→ {finding.cure}\n", color)]
+    failed, warned = (sum(finding.level == level for finding in findings) for level in ("fail", "warn"))
+    ok = len(findings) - failed - warned
+    counts = f"{failed} failed, {warned} with a warning, {ok} ok."
+    terminal.say(*parts, f"\n{counts if failed or warned else 'All is well.'}")

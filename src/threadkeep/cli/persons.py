@@ -86,26 +86,29 @@ async def export_person(
     partial = output.with_name(output.name + ".partial")
     with ended_by_sigterm(), locked_part(partial) as descriptor, os.fdopen(descriptor, "r+b", closefd=False) as file:
         after, count = whole_lines(file)
-        try:
-            async with opened_memory() as memory:
-                with terminal.progress("Exporting", None) as reach, _continuing(partial, after):
-                    async for line in memory.export(user_id=person, after=after):
-                        file.write(line.encode("utf-8", "surrogatepass"))
-                        count += 1
-                        reach(count, counted(count, "line"))
-                now = memory.clock()
-        finally:
-            if not count:
+        before = counted(count, "line") if count else ""
+        again = f" are in {partial}. Repeat the command to continue, or delete that file."
+        with terminal.progress("Exporting", None, so_far=before, again=again) as reach:
+            try:
+                async with opened_memory() as memory:
+                    with _continuing(partial, after):
+                        async for line in memory.export(user_id=person, after=after):
+                            file.write(line.encode("utf-8", "surrogatepass"))
+                            count += 1
+                            reach(count, counted(count, "line"))
+                    now = memory.clock()
+            finally:
+                if not count:
+                    partial.unlink()
+            file.seek(0)
+            first = [json.loads(line) for line in islice(file, 4)]  # the export of an unknown person has three lines
+            if [line["type"] for line in first] == ["person", "position", "end"] and "id" not in first[0]:
                 partial.unlink()
-        file.seek(0)
-        first = [json.loads(line) for line in islice(file, 4)]  # the export of an unknown person has three lines
-        if [line["type"] for line in first] == ["person", "position", "end"] and "id" not in first[0]:
-            partial.unlink()
-            raise NotDone(f"There are no data of {person!r}; check the id with: threadkeep persons list")
-        file.seek(0)
-        with new_file(output) as target:
-            async for part in archive(_read(file), now):
-                target.write(part)
+                raise NotDone(f"There are no data of {person!r}; check the id with: threadkeep persons list")
+            file.seek(0)
+            with new_file(output) as target:
+                async for part in archive(_read(file), now):
+                    target.write(part)
         partial.unlink()
     terminal.result({"file": str(output), "lines": count}, f"{counted(count, 'line')} are in {output}.")
 

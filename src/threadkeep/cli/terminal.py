@@ -208,8 +208,8 @@ class Terminal:
     ) -> Iterator[Reach]:
         """Show the progress of the work in the block, as a bar or as lines; with `--json`, show nothing.
 
-        Lines are at least two seconds apart unless `every` is true. If the block is interrupted or the database fails,
-        and `again` is not empty, a note shows the last report (or the result of `so_far()`), followed by `again`.
+        Lines are at least two seconds apart unless `every` is true. If the block is interrupted, or the database or the
+        disk fails, a note shows the last report (or the result of `so_far()`) and `again`, unless one of them is empty.
         """
 
         def reach(done: int, words: str) -> None:
@@ -220,8 +220,8 @@ class Terminal:
         try:
             with self._progress(title, total, every=every) as show:
                 yield reach
-        except (StoreError, asyncio.CancelledError, KeyboardInterrupt):
-            if again:
+        except (StoreError, OSError, asyncio.CancelledError, KeyboardInterrupt):
+            if again and so_far:
                 self.note(f"Interrupted: {so_far() if callable(so_far) else so_far}{again}")
             raise
 
@@ -260,7 +260,8 @@ class Terminal:
         if stream.isatty():
             _console(stream).print(styled(*parts), style=style, markup=False, highlight=False, soft_wrap=True, end=end)
         else:
-            print("".join(map(plain, parts)), file=stream, end=end, flush=True)
+            # Write the last line end with the text: after a second write, `head -1` may have closed the pipe.
+            print("".join(map(plain, parts)) + end, file=stream, end="", flush=True)
 
 
 terminal = Terminal()
@@ -433,4 +434,4 @@ def _print_aligned(rows: Sequence[Sequence[Styled]], right: Sequence[bool]) -> N
         gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
         parts = (gap + cell if flush else cell + gap for cell, gap, flush in zip(row, gaps, right, strict=True))
         lines.append("  ".join(parts).rstrip())
-    print("\n".join(lines), flush=True)  # noqa: T201 - no style is needed
+    print("\n".join([*lines, ""]), end="", flush=True)  # noqa: T201 - no style is needed

@@ -33,6 +33,7 @@ _BUSY_SECONDS = 10.0
 _TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'"
 _GUARD = 'cat > /dev/null; kill "$1" 2> /dev/null'
 _TOOLS = "install PostgreSQL's client tools in the server's version"
+_LOCKED = "Another process locks a table; end it (`threadkeep doctor` names it) or wait for its end, and try again."
 _NOT_INTACT = "The file is not an intact copy of a Threadkeep database; name a file that `threadkeep backup` wrote."
 _OTHER_KEY = (
     "The file is encrypted with another key, or is not an intact copy of a Threadkeep database; "
@@ -138,15 +139,16 @@ def _remove(database: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def dump_postgres(environment: Mapping[str, str], target: Path) -> None:
+def dump_postgres(environment: Mapping[str, str], target: Path, *, lock_timeout_seconds: float) -> None:
     """Write a consistent copy of a PostgreSQL database with `pg_dump`; `environment` comes from `environment_of`.
 
     Raises:
-        StoreUnavailable: there is no `pg_dump`, or it failed.
+        StoreUnavailable: there is no `pg_dump`, or it failed, for example because another process locks a table.
     """
     partial = target.with_name(target.name + ".partial")
     with locked_part(partial) as descriptor:
         command = ["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"]
+        command.append(f"--lock-wait-timeout={max(1, round(lock_timeout_seconds * 1000))}")
         try:
             # Pass the descriptor to pg_dump, so that the file stays locked even if this process is killed.
             _run(command, environment, descriptor)
@@ -202,6 +204,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None, *
         reason = errors.strip().partition("\n")[0]
         cure = " Restore into an empty database." if "--clean" in command else ""
         cure = f" Its version is too old; {_TOOLS}." if "version" in reason else cure
+        cure = f" {_LOCKED}" if "timeout" in reason else cure
         raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.{cure}")
     return output
 
