@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -290,6 +291,24 @@ async def test_a_response_that_never_ends_is_given_up(platform: str, monkeypatch
     server.close()
     await server.wait_closed()
     assert (answer.error, answer.uncertain) == ("TimeoutError", True)
+
+
+async def test_no_library_logs_a_secret_of_a_platform(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """URLs contain the secrets. Requests of the program's own clients are logged as before."""
+    monkeypatch.setattr(wecom_client, "_CALL_SECONDS", 0.6)
+    caplog.set_level(logging.DEBUG)
+    server = await asyncio.start_server(_drip, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        await TelegramClient("4242:canary", http, api=address).call("getUpdates", seconds=0.6)
+        await wecom_client.ask(http, "GET", address, query={"corpsecret": "canary"})
+        async with http.stream("GET", f"{address}/own"):
+            pass
+    server.close()
+    await server.wait_closed()
+    assert ("canary" in caplog.text, f"{address}/own" in caplog.text) == (False, True)
 
 
 @pytest.mark.parametrize("platform", ["telegram", "wecom"])
