@@ -433,6 +433,21 @@ async def test_a_message_that_was_taken_back_cannot_be_accepted(memory: Memory) 
     assert await proposals(memory) == []
 
 
+async def test_a_key_that_is_forgotten_meanwhile_does_not_stop_the_other_proposals(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = memory.proposals.accept
+
+    async def forget_first(proposal_id: str, *, by: str) -> Proposal:
+        await memory.knowledge.forget(ADA, "pet")
+        return await accept(proposal_id, by=by)
+
+    monkeypatch.setattr(memory.proposals, "accept", forget_first)
+    model = answering([found(1, "pet", "a dog"), found(1, "home_city", "Lisbon")])
+    await talk(memory, FactLearning(memory, model=model, accept_from=0.5), "I live in Lisbon, with a dog")
+    assert [fact.key for fact in await memory.knowledge.facts(ADA)] == ["home_city"]
+
+
 async def test_two_concurrent_decisions_leave_a_consistent_fact(memory: Memory) -> None:
     """Each of two concurrent decisions takes effect or raises InvalidInput.
 

@@ -18,7 +18,7 @@ from typing import Final, Protocol, cast
 
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.context.quotation import quoted_message
-from threadkeep.errors import InvalidInput, is_transient
+from threadkeep.errors import InvalidInput, KnowledgeNotFound, is_transient
 from threadkeep.knowledge.promotion import accepted_directives, looks_like_secret
 from threadkeep.knowledge.proposals import LearnerKind, Proposals, Proposed, Reading
 from threadkeep.knowledge.rows import OWNER_SQL, MessagesAt
@@ -260,8 +260,8 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         accepted = 0
         sure = await self._proposals.acceptable(request.session_id, request.learner.kind, request.accept_from)
         for proposal_id in sure:
-            # Skip a proposal whose message the person has taken back in the meantime.
-            with contextlib.suppress(InvalidInput):
+            # Skip a proposal whose message was taken back, or whose key was forgotten, in the meantime.
+            with contextlib.suppress(InvalidInput, KnowledgeNotFound):
                 await self._proposals.accept(proposal_id, by=f"confidence {request.accept_from:g}")
                 accepted += 1
         return accepted
