@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 from typer.core import TyperCommand, TyperGroup
@@ -309,6 +310,28 @@ def test_a_closed_pipe_prints_no_error(cli: CommandLine, tmp_path: Path) -> None
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == "exit code 1\n"
+
+
+def test_a_user_without_a_home_folder_or_a_name_gets_the_cure(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may run as a user id without a name."""
+
+    def unknown(number: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_DATA_HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    outcome = cli("migrate")
+    assert (outcome.exit_code, "set HOME and USER" in outcome.err) == (1, True)
+    cli.set(HOME=str(cli.folder))
+    assert cli("migrate").exit_code == 0
+    cli.set(THREADKEEP_GRAPHITI_ENABLED="true", THREADKEEP_GRAPHITI_ENDPOINT="http://127.0.0.1:1")
+    outcome = cli("knowledge", "trust", "shop")
+    assert (outcome.exit_code, "set HOME and USER" in outcome.err) == (1, True)
+    cli.set(USER="ops")
+    assert cli("knowledge", "trust", "shop").exit_code == 0
 
 
 @pytest.mark.process

@@ -7,16 +7,16 @@ unexpected type as missing.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 from urllib.parse import unquote
 
 from threadkeep.errors import InvalidInput
@@ -25,9 +25,6 @@ from threadkeep.observe import Channel as ChannelKind
 from threadkeep.observe import UpdateReason
 from threadkeep.records import Json
 from threadkeep.records.messages import Role
-
-if TYPE_CHECKING:
-    import httpx2
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _unlogged: ContextVar[bool] = ContextVar("unlogged", default=False)
@@ -342,22 +339,12 @@ class ChannelClient(Protocol):
         """Return the platform's data about the bot, or the name of an error."""
 
 
-async def send_request(
-    http: httpx2.AsyncClient,
-    verb: str,
-    url: str,
-    *,
-    seconds: float,
-    query: Mapping[str, str] | None = None,
-    values: Mapping[str, Json] | None = None,
-) -> httpx2.Response:
-    """Send a request whose URL contains a secret, so that httpx2 does not log it. The limit includes the response."""
+@contextmanager
+def unlogged_requests() -> Iterator[None]:
+    """Keep httpx2 from logging the requests in the block, because their URLs contain secrets."""
     token = _unlogged.set(True)
     try:
-        async with asyncio.timeout(seconds):  # httpx2 limits only the time between two bytes
-            # Give up a connection before the whole time is over: connect, read, write, pool.
-            limits = (seconds / 2, seconds, seconds, seconds / 2)
-            return await http.request(verb, url, params=query, json=values, timeout=limits)
+        yield
     finally:
         _unlogged.reset(token)
 

@@ -23,8 +23,8 @@ from threadkeep.channels.contract import (
     number_in,
     object_in,
     read_json,
-    send_request,
     text_in,
+    unlogged_requests,
 )
 from threadkeep.channels.formatting import markdown_v2
 from threadkeep.channels.intake import Intake
@@ -85,8 +85,11 @@ class TelegramClient(ChannelClient):
         """Call a method of the Bot API; leave out values that are None."""
         given = {name: value for name, value in (values or {}).items() if value is not None}
         try:
-            url = f"{self._root}/{method}"
-            response = await send_request(self._http, "POST", url, seconds=seconds, values=given)
+            with unlogged_requests():
+                async with asyncio.timeout(seconds):  # httpx limits only the time between two bytes
+                    # Give up a connection before the whole time is over.
+                    limits = httpx2.Timeout(seconds, connect=seconds / 2, pool=seconds / 2)
+                    response = await self._http.post(f"{self._root}/{method}", json=given, timeout=limits)
         except (httpx2.HTTPError, TimeoutError) as error:
             return TelegramAnswer(0, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
         fields, status = object_in(read_json(response.content)), response.status_code

@@ -23,8 +23,8 @@ from threadkeep.channels.contract import (
     number_in,
     object_in,
     read_json,
-    send_request,
     text_in,
+    unlogged_requests,
 )
 from threadkeep.channels.formatting import split_markdown, utf8_length
 from threadkeep.channels.wecom_aibot import MAX_MESSAGE_BYTES, is_response_url
@@ -147,7 +147,10 @@ async def ask(
 ) -> WeComAnswer:
     """Send a request to WeCom; return network failures instead of raising them."""
     try:
-        response = await send_request(http, verb, url, seconds=_CALL_SECONDS, query=query, values=values)
+        with unlogged_requests():
+            async with asyncio.timeout(_CALL_SECONDS):  # httpx limits only the time between two bytes
+                limits = httpx2.Timeout(_CALL_SECONDS, connect=_CALL_SECONDS / 2, pool=_CALL_SECONDS / 2)
+                response = await http.request(verb, url, params=query, json=values, timeout=limits)
     except (httpx2.HTTPError, TimeoutError) as error:
         return WeComAnswer(None, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
     if response.status_code != 200:

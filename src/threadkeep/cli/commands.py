@@ -35,6 +35,7 @@ PREVIOUS = "previous"
 _FAILED = 1
 _WRONG_USE = 2
 _CTRL_C = 130
+_NAMELESS = re.compile("home directory|uid not found|No username")  # of a user id without a name, as in containers
 _HELP_NAMES = ("-h", "--help")
 # Maps a package to the extra that installs it. The extra `server` installs all other packages that commands need.
 _EXTRAS = {"cryptography": "channels", "mcp": "mcp", "mcp_types": "mcp", "mermaidx": "draw", "psycopg": "postgres"}
@@ -389,9 +390,15 @@ def _foreign(error: BaseException) -> Problem:
             return Problem("file-trouble", sentence)
         case OSError(filename=str(name), strerror=str(reason)):
             return Problem("file-trouble", f"{name}: {reason}. Check the path, its permissions and the disk.")
+        case RuntimeError() | KeyError() | OSError() if _NAMELESS.search(str(error)):
+            kind, sentence = (
+                "nameless-user",
+                "This user has no home folder or no name; set HOME and USER.",
+            )
         case _:
+            kind = "unexpected"
             sentence = f"{type(error).__name__} at {location_of(error)}: this is a bug, please report it."
-            return Problem("unexpected", sentence)
+    return Problem(kind, sentence)
 
 
 def _usage_sentence(error: typer.TyperException) -> str:

@@ -69,7 +69,9 @@ async def show_context(
             "--next, --max-messages and --max-tokens are for the next call; "
             "--call, --run and --diff are for recorded calls. Use only one of the two groups."
         )
-    other = None if diff in (None, PREVIOUS) else _number(diff or "")
+    other = None if diff is None or diff == PREVIOUS else int(diff) if diff.isdigit() else 0
+    if other == 0:
+        raise WrongUse("--diff takes the number of a call, from 1; without a number it is the previous call.")
     settings = command_settings(history_max_messages=max_messages, history_max_tokens=max_tokens)
     choice = CallChoice(session, run_id, user, settings.manifest_retention_days)
     with terminal.waiting("Looking"), stopped_by_ctrl_c():
@@ -155,12 +157,6 @@ async def _compare(memory: Memory, choice: CallChoice, number: int | None, other
     earlier = await (choice.before(memory, later) if other is None else choice.find(memory, other))
     difference = Difference.between(await recorded_view(memory, earlier), await recorded_view(memory, later))
     terminal.result(difference.to_dict(), lambda: _show_difference(difference))
-
-
-def _number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise WrongUse("--diff takes the number of a call, from 1; without a number it is the previous call.")
-    return int(text)
 
 
 class CallNotFound(NotDone):

@@ -276,10 +276,7 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """Show each finding on a line, and the advice, if any, on the next line.
-
-    Print all lines at once: a reader such as `head -1` closes the pipe after the first write.
-    """
+    """Show each finding, with the advice below it, in one write: `head -1` closes the pipe after the first write."""
     width = max(len(finding.check) for finding in findings) + 2
     parts: list[Styled] = []
     for finding in findings:
@@ -288,6 +285,5 @@ def _show(findings: Sequence[Finding]) -> None:
         if finding.cure:
             parts += [" " * (width + 2), (f"→ {finding.cure}\n", color)]
     failed, warned = (sum(finding.level == level for finding in findings) for level in ("fail", "warn"))
-    ok = len(findings) - failed - warned
-    counts = f"{failed} failed, {warned} with a warning, {ok} ok."
+    counts = f"{failed} failed, {warned} with a warning, {len(findings) - failed - warned} ok."
     terminal.say(*parts, f"\n{counts if failed or warned else 'All is well.'}")

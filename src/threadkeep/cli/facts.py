@@ -164,14 +164,13 @@ async def forget_facts(
         known = memory.knowledge
         counts = await known.forget_keys(scope, keys) if keys else {"": await known.forget_all(scope)}
     missing = [key for key in keys or () if not counts[key]]
-    if terminal.as_json:
-        terminal.json({"forgotten": sum(counts.values()), "not_found": missing})
-    else:
+
+    def show() -> None:
         terminal.say(f"{counted(sum(counts.values()), 'value')} forgotten.")
         for key in missing:
             terminal.error(f"There is no fact {key}; list the facts with: threadkeep facts list")
-    if missing:
-        raise typer.Exit(1)
+
+    terminal.result({"forgotten": sum(counts.values()), "not_found": missing}, show, failed=bool(missing))
 
 
 def _view(known: Fact | Proposal) -> FactView | ProposalView:

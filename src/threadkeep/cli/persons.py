@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -24,7 +23,7 @@ from threadkeep.cli.shared import (
     write_cursor,
 )
 from threadkeep.cli.terminal import NotDone, WrongUse, counted, ended_by_sigterm, terminal
-from threadkeep.errors import InvalidInput
+from threadkeep.errors import InvalidInput, InvalidSettings
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Person, PersonQuery
 from threadkeep.store.private_files import locked_part
@@ -86,17 +85,20 @@ async def export_person(
     partial = output.with_name(output.name + ".partial")
     with ended_by_sigterm(), locked_part(partial) as descriptor, os.fdopen(descriptor, "r+b", closefd=False) as file:
         after, count = whole_lines(file)
-        before = counted(count, "line") if count else ""
         again = f" are in {partial}. Repeat the command to continue, or delete that file."
-        with terminal.progress("Exporting", None, so_far=before, again=again) as reach:
+        with terminal.progress("Exporting", None, so_far=counted(count, "line") if count else "", again=again) as reach:
             try:
                 async with opened_memory() as memory:
-                    with _continuing(partial, after):
-                        async for line in memory.export(user_id=person, after=after):
-                            file.write(line.encode("utf-8", "surrogatepass"))
-                            count += 1
-                            reach(count, counted(count, "line"))
+                    async for line in memory.export(user_id=person, after=after):
+                        file.write(line.encode("utf-8", "surrogatepass"))
+                        count += 1
+                        reach(count, counted(count, "line"))
                     now = memory.clock()
+            except InvalidInput as error:
+                if after is None or isinstance(error, InvalidSettings):
+                    raise
+                sentence = f"{partial} cannot be continued; delete it, or name another file. {error}"
+                raise WrongUse(sentence) from None
             finally:
                 if not count:
                     partial.unlink()
@@ -111,17 +113,6 @@ async def export_person(
                     target.write(part)
         partial.unlink()
     terminal.result({"file": str(output), "lines": count}, f"{counted(count, 'line')} are in {output}.")
-
-
-@contextmanager
-def _continuing(partial: Path, after: str | None) -> Iterator[None]:
-    """If the block cannot continue the file `partial` from the position `after`, raise an error that names the file."""
-    try:
-        yield
-    except InvalidInput as error:
-        if after is None:
-            raise
-        raise WrongUse(f"{partial} cannot be continued; delete it, or name another file. {error}") from None
 
 
 async def _read(file: BinaryIO) -> AsyncIterator[str]:

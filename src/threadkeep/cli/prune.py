@@ -126,14 +126,13 @@ async def prune_runs(
             done = await memory.run_retention.prune(rules, report=lambda done: reach(done.runs, _run_words(done)))
         with terminal.waiting("Removing their checkpoints"):
             await _remove_checkpoints(memory, rules)
-    if terminal.as_json:
-        terminal.json({"dry_run": False, **done.to_dict()})
-    else:
+
+    def show() -> None:
         terminal.say(f"Deleted {_run_words(done)}." if done.runs or done.versions else _NO_RUNS)
         if done.busy:
             terminal.error(f"Skipped, because they are in use: {counted(done.busy, 'tree')}. Prune again later.")
-    if done.busy:
-        raise typer.Exit(1)
+
+    terminal.result({"dry_run": False, **done.to_dict()}, show, failed=bool(done.busy))
 
 
 def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:

@@ -165,16 +165,16 @@ async def delete_sessions(
     async with opened_sessions() as everything:
         outcomes = {key: await everything.erase(key, user_id=user) for key in dict.fromkeys(sessions)}
     missing = [key for key, deleted in outcomes.items() if not deleted]
-    if terminal.as_json:
-        terminal.json({"deleted": [key for key in outcomes if key not in missing], "not_found": missing})
-    else:
-        for key in outcomes:
-            if key in missing:
-                terminal.error(f"There is no session {key}; list the sessions with: threadkeep sessions list")
-            else:
+
+    def show() -> None:
+        for key, deleted in outcomes.items():
+            if deleted:
                 terminal.say(f"{key} is deleted.")
-    if missing:
-        raise typer.Exit(1)
+            else:
+                terminal.error(f"There is no session {key}; list the sessions with: threadkeep sessions list")
+
+    values = {"deleted": [key for key, deleted in outcomes.items() if deleted], "not_found": missing}
+    terminal.result(values, show, failed=bool(missing))
 
 
 def session_values(info: SessionInfo) -> dict[str, object]:

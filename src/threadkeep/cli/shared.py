@@ -32,7 +32,7 @@ import typer
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.cli.terminal import NotDone, WrongUse, ended_by_sigterm, stopped_by_ctrl_c, terminal, without_password
 from threadkeep.errors import RunNotFound, SessionNotFound
-from threadkeep.store.private_files import beside, locked_part
+from threadkeep.store.private_files import beside, completed
 
 if TYPE_CHECKING:
     from threadkeep.app import App
@@ -374,16 +374,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         raise WrongUse(f"{path} is a link that leads to itself; name a file.") from None
     check_not_database(path)
     part = path.with_name(path.name + ".part")
-    with ended_by_sigterm(), locked_part(part) as descriptor:
-        try:
-            with os.fdopen(descriptor, "wb", closefd=False) as stream:
-                stream.truncate()
-                yield stream
-                stream.flush()
-                os.fsync(descriptor)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    with ended_by_sigterm(), completed(path, part) as number, os.fdopen(number, "wb", closefd=False) as stream:
+        yield stream
 
 
 def opened_output(path: Path | None) -> AbstractContextManager[BinaryIO]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.shared import check_not_database, command_settings, one_of, read_payload
+from threadkeep.cli.shared import command_settings, one_of, opened_output, read_payload
 from threadkeep.cli.terminal import WrongUse, terminal
 from threadkeep.errors import InvalidWorkflow, WorkflowProblem
 
@@ -80,18 +80,19 @@ def validate_workflows(
         elsewhere = workflows.missing_children()
     except InvalidWorkflow as error:
         problems = error.problems
-    if terminal.as_json:
-        terminal.json({"valid": not problems, "workflows": found, "problems": problems, "notes": elsewhere})
-    elif problems:
+
+    def show() -> None:
         for problem in problems:
             terminal.error(str(problem))
-        terminal.note(f"Problems to correct: {len(problems)}.")
-    else:
         for problem in elsewhere:
             terminal.note(str(problem))
-        terminal.say(f"Valid: {', '.join(found)}.")
-    if problems:
-        raise typer.Exit(1)
+        if problems:
+            terminal.note(f"Problems to correct: {len(problems)}.")
+        else:
+            terminal.say(f"Valid: {', '.join(found)}.")
+
+    values = {"valid": not problems, "workflows": found, "problems": problems, "notes": elsewhere}
+    terminal.result(values, show, failed=bool(problems))
 
 
 def draw_workflow(
@@ -118,11 +119,9 @@ def draw_workflow(
         raise WrongUse("A terminal cannot show a PNG; name a file with --output FILE.")
     text = draw_svg(workflow) if wanted == "svg" else draw_mermaid(workflow)
     drawing = draw_png(workflow) if wanted == "png" else text.encode()
-    if output is not None:
-        check_not_database(output)
-        output.write_bytes(drawing)
-    elif not terminal.as_json:
-        sys.stdout.buffer.write(drawing)
+    if output is not None or not terminal.as_json:
+        with opened_output(output) as stream:
+            stream.write(drawing)
     if terminal.as_json:
         terminal.json({"workflow": workflow.name, "format": wanted, "drawing": text})
 

@@ -101,7 +101,8 @@ class Persons(ClockedTables, sql=OWNER_SQL):
             merged, canonical = [await self._canonical(connection, name) for name in (person_id, into)]
             if merged != canonical:
                 await connection.execute(self._sql["merge"], {"person_id": merged, "into": canonical})
-                await self._set_canonical(connection, merged, canonical)
+                row = {"person_id": merged, "canonical_id": canonical}
+                await connection.execute(self._sql["set_canonical"], row)
             return await self._get(connection, into)
 
     async def unmerge(self, person_id: str) -> Person:
@@ -118,7 +119,8 @@ class Persons(ClockedTables, sql=OWNER_SQL):
             await self._canonical(connection, person_id)
             if not await connection.execute(self._sql["unmerge"], {"person_id": person_id}):
                 raise InvalidInput("This id was not merged into another; unmerge an id that was.")
-            await self._set_canonical(connection, person_id, person_id)
+            row = {"person_id": person_id, "canonical_id": person_id}
+            await connection.execute(self._sql["set_canonical"], row)
             return await self._get(connection, person_id)
 
     async def forget(self, person_id: str) -> bool:
@@ -143,10 +145,6 @@ class Persons(ClockedTables, sql=OWNER_SQL):
         if not rows:
             raise KnowledgeNotFound("person", person_id)
         return str(rows[0][1])
-
-    async def _set_canonical(self, connection: Connection, person_id: str, canonical_id: str) -> None:
-        row = {"person_id": person_id, "canonical_id": canonical_id}
-        await connection.execute(self._sql["set_canonical"], row)
 
     async def _get(self, connection: Connection, person_id: str, *, new: bool = False) -> Person:
         found = await self._find(connection, person_id, new=new)

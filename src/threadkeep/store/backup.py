@@ -15,9 +15,9 @@ from threadkeep.errors import InvalidInput, StoreUnavailable
 from threadkeep.store.condition import lock_holders
 from threadkeep.store.private_files import (
     beside,
+    completed,
     give_to_owner,
     is_read_only,
-    locked_part,
     make_private_file,
     make_private_folder,
 )
@@ -56,19 +56,17 @@ def copy_sqlite(
         StoreUnavailable: the database cannot be read, or the copy cannot be written.
     """
     partial = target.with_name(target.name + ".partial")
-    with locked_part(partial) as descriptor:
-        os.truncate(descriptor, 0)
-        try:
-            with _translated(), closing(_opened(source, key)) as database, closing(connect(partial, key)) as copy:
-                # Copy in one read transaction. Otherwise each write of another process would restart the copy.
-                database.execute("BEGIN")
-                database.execute("SELECT count(*) FROM sqlite_master").fetchall()
-                database.backup(copy, pages=_PAGES, progress=lambda _, left, total: report(total - left, total))
-                copy.execute("PRAGMA journal_mode = DELETE").fetchall()
-            os.fsync(descriptor)
-            partial.replace(target)
-        finally:
-            _remove(partial)
+    with (
+        completed(target, partial),
+        _translated(),
+        closing(_opened(source, key)) as database,
+        closing(connect(partial, key)) as copy,
+    ):
+        # Copy in one read transaction. Otherwise each write of another process would restart the copy.
+        database.execute("BEGIN")
+        database.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        database.backup(copy, pages=_PAGES, progress=lambda _, left, total: report(total - left, total))
+        copy.execute("PRAGMA journal_mode = DELETE").fetchall()
 
 
 def backup_version(file: Path, key: str | None = None) -> int:
@@ -146,15 +144,11 @@ def dump_postgres(environment: Mapping[str, str], target: Path, *, lock_timeout_
         StoreUnavailable: there is no `pg_dump`, or it failed, for example because another process locks a table.
     """
     partial = target.with_name(target.name + ".partial")
-    with locked_part(partial) as descriptor:
+    with completed(target, partial) as descriptor:
         command = ["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"]
         command.append(f"--lock-wait-timeout={max(1, round(lock_timeout_seconds * 1000))}")
-        try:
-            # Pass the descriptor to pg_dump, so that the file stays locked even if this process is killed.
-            _run(command, environment, descriptor)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        # Pass the descriptor to pg_dump, so that the file stays locked even if this process is killed.
+        _run(command, environment, descriptor)
 
 
 def dump_version(file: Path) -> int:

@@ -111,6 +111,20 @@ def locked_part(part: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def completed(path: Path, part: Path) -> Iterator[int]:
+    """Yield the descriptor of the empty file `part`. It replaces `path` after the block; on failure it is deleted."""
+    with locked_part(part) as descriptor:
+        try:
+            os.truncate(descriptor, 0)
+            yield descriptor
+            os.fsync(descriptor)
+            part.replace(path)
+        finally:
+            for file in (part, *beside(part)):
+                file.unlink(missing_ok=True)
+
+
 def in_use(path: Path) -> bool:
     """Return True if the process that owns a file is alive; a living owner keeps its file locked.
 

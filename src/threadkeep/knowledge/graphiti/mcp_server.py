@@ -117,9 +117,8 @@ class McpClient:
     async def _missing_tools(self) -> str | None:
         listed = await self._request(lambda client: client.list_tools())
         missing = [name for name in _TOOLS if name not in {tool.name for tool in listed.tools}]
-        return (
-            f"It has no {', '.join(missing)}; use Graphiti's MCP server of version 0.31 or later." if missing else None
-        )
+        problem = f"It has no {', '.join(missing)}; use Graphiti's MCP server of version 0.31 or later."
+        return problem if missing else None
 
     async def _database_problem(self) -> str | None:
         status = (await self._call("get_status", {})).get("status")

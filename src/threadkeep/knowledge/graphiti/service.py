@@ -127,15 +127,8 @@ class Graphiti:
         if self.options is None or not self.options.recall_enabled:
             return GraphRecall()
         if self._recaller is None:
-            self._recaller = GraphRecaller(
-                self.client(),
-                self._driver,
-                self._deliveries,
-                self.consents,
-                self.options,
-                observer=self._observer,
-                clock=self._clock,
-            )
+            parts = self.client(), self._driver, self._deliveries, self.consents, self.options
+            self._recaller = GraphRecaller(*parts, observer=self._observer, clock=self._clock)
         return await self._recaller.recall(question)
 
     async def status(self) -> GraphitiStatus:
@@ -167,7 +160,8 @@ class Graphiti:
             InvalidInput: a kind of data does not exist, or `chat_text` is missing.
         """
         consent = await self.consents.decide("granted", data_classes, by=by)
-        await self._require().wake()
+        self._enabled()
+        await self._deliveries.wake()
         self.wake()
         return consent
 
@@ -181,7 +175,8 @@ class Graphiti:
         consent = await self.consents.decide("withdrawn" if before else "declined", (), by=by)
         while await self._turns.make_deliveries():
             pass
-        await self._require().give_up_open("consent_withdrawn")
+        self._enabled()
+        await self._deliveries.give_up_open("consent_withdrawn")
         return consent
 
     async def deliveries(
@@ -208,10 +203,11 @@ class Graphiti:
             KnowledgeNotFound: no dead message has this number.
         """
         check_argument("number", number, int)
-        if self.options is not None and not await self.consents.granted():
+        self._enabled()
+        if not await self.consents.granted():
             raise GraphitiClosed("no_consent")
-        count = await self._require().retry(number)
-        await self._require().wake()
+        count = await self._deliveries.retry(number)
+        await self._deliveries.wake()
         self.wake()
         return count
 
@@ -376,7 +372,7 @@ class Graphiti:
             GraphitiError: the server failed.
         """
         check_argument("scope", scope, Scope, required=True)
-        deliveries = self._require()
+        deliveries, client = self._deliveries, self.client()
         while await self._turns.make_deliveries():
             pass
         async with self._driver.writing() as connection:
@@ -384,7 +380,7 @@ class Graphiti:
         group_ids += await deliveries.groups_of(scope) if all_ids else ()
         state, expires_at = ChannelState(self._driver, clock=self._clock), self._clock() + timedelta(hours=1)
         found = [
-            await purge(self.client(), deliveries, group_id, state=state, expires_at=expires_at, deliver=self.deliver)
+            await purge(client, deliveries, group_id, state=state, expires_at=expires_at, deliver=self.deliver)
             for group_id in dict.fromkeys(group_ids)
         ]
         left = "; ".join(one.remains for one in found if one.remains)
@@ -430,31 +426,22 @@ class Graphiti:
             GraphitiClosed: Graphiti is off.
             InvalidInput: the extra `graphiti` is not installed.
         """
-        if self.options is None:
-            raise GraphitiClosed("off")
+        options = self._enabled()
         if self._client is None:
-            self._client = open_client(self.options)
+            self._client = open_client(options)
         return self._client
 
     def _delivery_worker(self) -> DeliveryWorker:
-        if self.options is None:
-            raise GraphitiClosed("off")
+        options = self._enabled()
         if self._worker is None:
-            self._worker = DeliveryWorker(
-                self.client(),
-                self._deliveries,
-                self._turns,
-                self.consents,
-                self.options,
-                observer=self._observer,
-                clock=self._clock,
-            )
+            parts = self.client(), self._deliveries, self._turns, self.consents, options
+            self._worker = DeliveryWorker(*parts, observer=self._observer, clock=self._clock)
         return self._worker
 
-    def _require(self) -> Deliveries:
+    def _enabled(self) -> GraphitiOptions:
         if self.options is None:
             raise GraphitiClosed("off")
-        return self._deliveries
+        return self.options
 
 
 def open_client(options: GraphitiOptions) -> GraphitiClient:
