@@ -19,8 +19,8 @@ from bench.contenders import Place, TurnTexts
 from bench.lanes import Tell
 from bench.langgraph_saver import GraphContender, open_postgres_saver, open_sqlite_saver
 from bench.run_desk import RunDesk, open_desk
-from threadkeep.runs.engine.database import SCHEMA, engine_path
 from threadkeep.runs.engine.engine import EngineOptions
+from threadkeep.runs.engine.lease import SCHEMA, engine_path
 from threadkeep.runs.options import RunServiceOptions
 
 TURNS_A_SESSION = 10

@@ -120,7 +120,7 @@ MUTANTS = (
         "fresh * cached + cache_read_tokens * self.input",
         "tests/runs/test_prices.py tests/runs/test_metering.py",
     ),
-    Mutant("runs/usage.py", "used == allowed and not crossed", "used == allowed and crossed", LIMITS),
+    Mutant("runs/tracing.py", "used == allowed and not crossed", "used == allowed and crossed", LIMITS),
     Mutant(
         "runs/requests.py",
         "return min([limit for limit in limits",
@@ -135,7 +135,7 @@ MUTANTS = (
         '"failed" if outcome.status == "done" else "complete"',
         "tests/runs/test_service.py tests/runs/test_chat.py",
     ),
-    Mutant("runs/retries.py", "2.0 ** (try_number - 2)", "2.0 ** (try_number - 1)", "tests/runs/test_pauses.py"),
+    Mutant("runs/execution.py", "2.0 ** (try_number - 2)", "2.0 ** (try_number - 1)", "tests/runs/test_pauses.py"),
     Mutant(
         "runs/worker.py",
         "run.attempts > options.max_attempts",

@@ -51,6 +51,21 @@ def retrieve_exception(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
+async def shielded[T](work: Coroutine[object, object, T]) -> T:
+    """Await `work`. If the caller is cancelled, the cancellation is raised only when the work has ended.
+
+    If the caller is cancelled twice, the cancellation is raised at once, and the work continues.
+    """
+    task = asyncio.create_task(work)
+    task.add_done_callback(retrieve_exception)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+    return task.result()
+
+
 @asynccontextmanager
 async def running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
     """Run a task while the block runs; cancel the task at the end of the block."""

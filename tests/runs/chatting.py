@@ -15,9 +15,8 @@ from tests.runs.desk import IN_MEMORY, QUICK
 from threadkeep import Memory
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.app import resources_of
-from threadkeep.runs.chat import Chat
+from threadkeep.runs.chat import Chat, OfflineRuns
 from threadkeep.runs.chat_turns import ChatEvent, ChatToken, ChatTurn
-from threadkeep.runs.offline import OfflineRuns
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, RunsOnDemand, open_runs

@@ -21,9 +21,8 @@ from tests.databases import execute, query
 from tests.limits import HANG_SECONDS
 from tests.servers import Postgres
 from threadkeep import InvalidInput, StoreClosed, StoreUnavailable
-from threadkeep.runs.engine.database import Connections
 from threadkeep.runs.engine.engine import Engine, EngineOptions, LocalEngine, Stop
-from threadkeep.runs.engine.lease import _LOCK_NUMBER
+from threadkeep.runs.engine.lease import _LOCK_NUMBER, Connections
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 

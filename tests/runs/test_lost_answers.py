@@ -209,7 +209,7 @@ async def test_a_run_ends_with_the_answer_that_its_caller_got_in_an_outage(
     async with asyncio.timeout(HANG_SECONDS):
         asking = asyncio.create_task(chat.ask(replace(said("hi", "1"), workflow="desk")))
         await broken.reached()
-        monkeypatch.setattr("threadkeep.runs.retries._LONGEST_PAUSE_SECONDS", 0.1)
+        monkeypatch.setattr("threadkeep.runs.streams._LONGEST_PAUSE_SECONDS", 0.1)
         away.set()
         broken.open()
         await answering.reached()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
 
 from threadkeep import count_tokens
 from threadkeep.records.runs import TokenUsage
 from threadkeep.runs.options import Price, Prices
-from threadkeep.runs.usage import UNNAMED, Ledger
+from threadkeep.runs.tracing import Ledger
 from threadkeep.testing import ScriptedModel
 
 
@@ -86,6 +88,7 @@ async def test_a_call_that_fails_counts_nothing() -> None:
     assert ledger.usages == []
 
 
-def test_a_model_without_a_name_is_recorded_as_unnamed() -> None:
-    usage = Taken().usage(UNNAMED, [], AIMessage("hi"))
-    assert usage.model == "unnamed"
+async def test_a_model_without_a_name_is_recorded_as_unnamed() -> None:
+    ledger = Taken()
+    await ledger.on_llm_end(LLMResult(generations=[[ChatGeneration(message=AIMessage("hi"))]]), run_id=uuid4())
+    assert [usage.model for usage in ledger.usages] == ["unnamed"]

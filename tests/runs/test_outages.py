@@ -15,7 +15,7 @@ from tests.runs.desk import RunDesk
 from tests.servers import Postgres
 from threadkeep import MemoryOptions, open_memory
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.retries import retry_until_available
+from threadkeep.runs.streams import retry_until_available
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threadkeep.runs.retries import pause_before
+from threadkeep.runs.execution import pause_before
 
 
 @pytest.mark.parametrize(("attempt", "full"), [(2, 0.5), (3, 1.0), (4, 2.0), (9, 20.0)])

@@ -6,8 +6,8 @@ import asyncio
 import gc
 from typing import Any
 
+from threadkeep.boundary import shielded
 from threadkeep.errors import StoreUnavailable
-from threadkeep.runs.retries import shielded
 from threadkeep.testing import Gate
 
 

@@ -20,7 +20,7 @@ from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.history.pending import Join
 from threadkeep.records import Turn
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.retries import Debounced
+from threadkeep.runs.tracing import Debounced
 from threadkeep.store.address import parse_address
 from threadkeep.testing import Gate, ScriptedModel
 

@@ -22,10 +22,10 @@ from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble, TurnFinish
 from threadkeep.records.runs import NewRun, RunQuery
 from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
-from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.streams import changed
+from threadkeep.runs.worker import RunMaintenance
 from threadkeep.store.address import parse_address
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 

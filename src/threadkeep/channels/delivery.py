@@ -19,8 +19,8 @@ from threadkeep.errors import InvalidInput, RecordTooNew, RecordUnreadable, Stor
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, DeliveryOutcome
 from threadkeep.records.runs import RunResult
-from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.session_answers import with_answer
+from threadkeep.runs.streams import retry_until_available
 from threadkeep.store.codec import WRONG_CLOCK_SECONDS
 from threadkeep.store.outbox import Outgoing
 from threadkeep.workflows.built_in import CHAT

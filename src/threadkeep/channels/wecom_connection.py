@@ -45,7 +45,7 @@ from threadkeep.channels.wecom_client import WeComAnswer, outcome_of
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
-from threadkeep.runs.retries import retry_until_available
+from threadkeep.runs.streams import retry_until_available
 from threadkeep.store.outbox import Outgoing
 
 ADDRESS = "wss://openws.work.weixin.qq.com"

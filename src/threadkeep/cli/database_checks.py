@@ -306,7 +306,7 @@ async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Fi
     if settings.graph_store != settings.database:
         found += await _check_integrity(settings, "graph store database", settings.graph_store, writing=True)
     try:
-        from threadkeep.runs.engine.database import engine_path
+        from threadkeep.runs.engine.lease import engine_path
     except ModuleNotFoundError:
         return found
     if (path := settings.database.path) is not None:

@@ -14,8 +14,7 @@ from threadkeep.cli.shared import on_this_database
 from threadkeep.cli.terminal import Styled, counted, duration, first_words, relative, styled, terminal
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent, RunResult, RunStatus, TokenUsage
-from threadkeep.runs.retries import RUN_ERRORS
-from threadkeep.runs.views import RunBody, RunSummary
+from threadkeep.runs.views import RUN_ERRORS, RunBody, RunSummary
 
 if TYPE_CHECKING:
     from rich.status import Status

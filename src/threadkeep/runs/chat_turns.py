@@ -29,10 +29,10 @@ from threadkeep.records import Json, Message
 from threadkeep.records.json_values import DESCRIBED
 from threadkeep.records.runs import NO_USAGE, Run, TokenUsage
 from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.service import RunService
 from threadkeep.runs.session_answers import newest_answer, result_of_answer, with_own_answer
 from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.runs.views import RUN_ERRORS
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.registry import Workflows
 

@@ -23,9 +23,8 @@ from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.progress import ProgressSaver
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
-from threadkeep.runs.retries import retry_until_available
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
-from threadkeep.runs.streams import Outcome
+from threadkeep.runs.streams import Outcome, retry_until_available
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding

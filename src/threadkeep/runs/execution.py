@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,17 +33,14 @@ from threadkeep.records.runs import REPLY, Run, interrupts_of
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import ProgressSaver, thread_of
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
-from threadkeep.runs.retries import pause_before, retry_until_available
 from threadkeep.runs.run_workflows import RunPlan
 from threadkeep.runs.session_answers import stored_answer_of, with_unanswered
-from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream
-from threadkeep.runs.tracing import ToolTrace, Trace, jsonable
-from threadkeep.runs.usage import Ledger
+from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream, retry_until_available
+from threadkeep.runs.tracing import Ledger, ToolTrace, Trace, jsonable
 from threadkeep.workflows.built_in import ChatNode
 from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.nodes.conversations import ConversationKind
-from threadkeep.workflows.nodes.speaking import reply_update
 from threadkeep.workflows.registry import result_of
 from threadkeep.workflows.resources import Resources
 from threadkeep.workflows.state import answer_of, map_of
@@ -104,9 +103,9 @@ class RunExecution:
         self._run, self._workflow, self._plan = self.run, workflow, self.dependencies.plan(workflow)
         self._memory = self.dependencies.resources.memory
         contexts: list[ContextBuilt] = []
-        token = built_contexts.set(contexts)
+        token, deadline = built_contexts.set(contexts), self.run.deadline_at
         try:
-            async with asyncio.timeout(self._seconds_left()):
+            async with asyncio.timeout(None if deadline is None else self._seconds_until(deadline)):
                 outcome = await self._execute_with_retries()
         except TimeoutError:
             # `_execute_with_retries` catches the timeouts of models and tools, so this is the deadline of the run.
@@ -145,7 +144,7 @@ class RunExecution:
             )
             first, longest = options.pause_seconds, options.longest_pause_seconds
             await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
-            self.stream.begin()
+            self.stream.renew(begun=True)
             again = True
 
     async def _execute_once(self, *, again: bool) -> Outcome:
@@ -250,7 +249,7 @@ class RunExecution:
             raise call.error
         self.tracer.note("agent_messages", name, {"messages": [_without_empty(jsonable(reply))]})
         self.tracer.note("node_finished", name)
-        self._state = {**state, **reply_update(step, reply), "messages": [*state.get("messages", ()), reply]}
+        self._state = {"messages": [reply]}
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
         """Call a model, publish its tokens if a caller wants them, and return its message."""
@@ -410,16 +409,20 @@ class RunExecution:
         keep = partial(recorder.store, step, metadata=metadata_of(run), received=asked)
         return [LateQuestion(resources.memory.loop, asked, keep)]
 
-    def _seconds_left(self) -> float | None:
-        """Return the seconds until the deadline, or None. A reply, retry or release lets the full time begin again."""
+    def _seconds_until(self, deadline: datetime) -> float:
+        """Return the seconds until the run's deadline. A reply, retry or release lets the full time begin again."""
         run = self._run
-        if run.deadline_at is None:
-            return None
         tried_anew = run.attempts <= 1 and run.started_at != run.heartbeat_at
-        total = run.deadline_at - run.created_at
+        total = deadline - run.created_at
         # Return at most the full time, because the clock of the process that stored the run may have been ahead.
-        left = total if run.resumed or tried_anew else min(run.deadline_at - self._memory.clock(), total)
+        left = total if run.resumed or tried_anew else min(deadline - self._memory.clock(), total)
         return max(left.total_seconds(), 0.0)
+
+
+def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
+    """Return the seconds to pause before attempt `try_number`, with exponential growth and jitter."""
+    full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
+    return full * random.uniform(0.5, 1.0)
 
 
 def _agent_messages(payload: Json) -> dict[str, Json]:

@@ -10,18 +10,17 @@ from typing import Literal
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.agent.conversion import from_langchain
+from threadkeep.boundary import shielded
 from threadkeep.errors import InvalidInput, RunBusy, RunNotFound, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.observe import working_for
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import NO_BUDGET, OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
-from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, message_of_input
-from threadkeep.runs.retries import shielded
 from threadkeep.runs.run_workflows import order_keys
 from threadkeep.runs.session_answers import with_answer
-from threadkeep.runs.worker import Worker
+from threadkeep.runs.worker import RunMaintenance, Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
 from threadkeep.workflows.definition import Workflow
@@ -58,7 +57,8 @@ class RunIntake:
             InvalidInput: the built-in chat was given no message, or a cost is limited but no model has a price.
         """
         workflow = await self._worker.workflows.newest(request.workflow)
-        self._check_budget(request.budget)
+        if request.budget.max_cost is not None:
+            self._check_prices()
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat needs a message; pass it in `message`.")
         await self._worker.engine.ready()
@@ -72,13 +72,13 @@ class RunIntake:
         added = await shielded(self._add(new, workflow, policy, mode=mode, until=until))
         if policy in ("interrupt", "rollback"):
             self._maintenance.watch_now()
-        run = added.run
-        stream, over = self._worker.streams.of(run.run_id), run.over
+        run, over = added.run, False
+        stream = self._worker.streams.of(run.run_id)
         stream.wants_pieces |= request.stream
         if added.outcome == "known":
             if not self._worker.has(run.run_id):
-                stream.renew()
-            over = not await self._try_again(run, request, mode) and over
+                stream.renew(begun=False)
+            over = not await self._try_again(run, request, mode) and run.over
         return Submitted(run.run_id, run.session_id, added.outcome, stream, over=over)
 
     async def resume(
@@ -183,7 +183,8 @@ class RunIntake:
             InvalidInput: the run is in another state, is a child, was rolled back, or its input is not stored any more;
                 or `budget` limits the cost, but no model has a price.
         """
-        self._check_budget(budget)
+        if budget.max_cost is not None:
+            self._check_prices()
         run = await self.run(run_id, user_id=user_id)
         if run.parent_run_id is not None:
             raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
@@ -210,13 +211,9 @@ class RunIntake:
             raise RunNotFound(run_id)
         return await with_answer(self._memory, run)
 
-    def _check_budget(self, asked: RunBudget) -> None:
-        """Reject a cost limit if no model has a price, because the limit could never be reached.
-
-        Raises:
-            InvalidInput: a cost is limited but no model has a price.
-        """
-        if asked.max_cost is not None and not self._worker.dependencies.options.prices:
+    def _check_prices(self) -> None:
+        """Raise `InvalidInput` if no model has a price, because a limit of the cost could never be reached."""
+        if not self._worker.dependencies.options.prices:
             raise InvalidInput("max_cost has no effect without prices; set THREADKEEP_PRICES, or leave max_cost out.")
 
     async def _go_on(self, run_id: str, mode: Mode) -> None:
@@ -229,8 +226,18 @@ class RunIntake:
     async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
         options = workflow.options
         seconds = least(request.deadline_seconds, options.deadline_seconds)
-        session_id = await self._session_of(request)
+        session_id, user_id = request.session_id, request.user_id
+        if session_id is not None:
+            self._memory.session(session_id, user_id=user_id)  # rejects ids that are not valid
+        elif not request.sessionless:
+            session_id = str(uuid7())
+            if user_id is not None:
+                active_session = self._runs.sessions.active_session
+                session_id = await active_session(user_id, request.workflow, otherwise=session_id)
         store = self._worker.dependencies.compiler.store
+        conversations: tuple[str, ...] = ()
+        if store is not None and workflow.known_conversations:
+            conversations = order_keys(workflow, request, session_id, self._memory, store)
         return NewRun(
             run_id=str(uuid7()),
             workflow=workflow.name,
@@ -238,25 +245,15 @@ class RunIntake:
             input=request.values(),
             session_id=session_id,
             message_id=request.message_id,
-            user_id=request.user_id,
+            user_id=user_id,
             trigger=request.trigger,
             budget=RunBudget(
                 least(request.budget.max_tokens, options.max_tokens), least(request.budget.max_cost, options.max_cost)
             ),
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
-            conversations=order_keys(workflow, request, session_id, self._memory, store),
-            any_session=request.session_id is None and request.user_id is None,
+            conversations=conversations,
+            any_session=request.session_id is None and user_id is None,
         )
-
-    async def _session_of(self, request: RunRequest) -> str | None:
-        if request.sessionless:
-            return None
-        if request.session_id is not None:
-            return self._memory.session(request.session_id, user_id=request.user_id).session_id
-        new = str(uuid7())
-        if request.user_id is None:
-            return new
-        return await self._runs.sessions.active_session(request.user_id, request.workflow, otherwise=new)
 
     async def _add(
         self, new: NewRun, workflow: Workflow, policy: DoubleTexting, *, mode: Mode, until: float | None

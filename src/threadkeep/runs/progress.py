@@ -24,7 +24,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreUnavailable
 from threadkeep.memory.on_loop import running_loop
 from threadkeep.observe import Observer, RunTrouble, RunWorkRecovered
-from threadkeep.runs.retries import Debounced
+from threadkeep.runs.tracing import Debounced
 from threadkeep.store.runs.rows import RunRecords
 
 

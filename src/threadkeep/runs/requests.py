@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AnyMessage, HumanMessage
 
 from threadkeep.agent.conversion import SENT_AT
 from threadkeep.errors import InvalidInput
@@ -16,7 +16,7 @@ from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, DoubleTexting, Run, RunBudget, RunInput, RunTrigger, interrupts_of
 from threadkeep.runs.streams import RunStream
 from threadkeep.workflows.resources import MAX_DEADLINE, Resources, RunContext
-from threadkeep.workflows.state import WorkflowState, initial_state, map_of
+from threadkeep.workflows.state import WorkflowState, map_of
 
 type Values = Mapping[str, Json]
 
@@ -97,18 +97,20 @@ class Submitted:
 
 def begin_state(run: Run) -> WorkflowState:
     """Return the initial state of a run's graph; it is the same each time the run starts from the beginning."""
-    newest = run.inputs[-1] if run.inputs else RunInput({})
-    texts = [text for one in run.inputs if (text := text_of_input(one))]
-    state = initial_state(
-        "\n".join(texts),
-        inputs=map_of(newest.values, "inputs"),
-        results=map_of(newest.values, "results"),
-        user_context=map_of(newest.values, "user_context"),
-    )
-    asked = [(one, number) for number, one in enumerate(run.inputs) if text_of_input(one)]
-    ids = [one.message_id or (f"{run.run_id}:{number}" if number else run.run_id) for one, number in asked]
-    state["messages"] = [message_of_input(one, own_id) for (one, _), own_id in zip(asked, ids, strict=True)]
-    return state
+    newest = run.inputs[-1].values if run.inputs else {}
+    messages: list[AnyMessage] = []
+    for number, one in enumerate(run.inputs):
+        message = message_of_input(one, one.message_id or (f"{run.run_id}:{number}" if number else run.run_id))
+        if message.content:
+            messages.append(message)
+    return {
+        "messages": messages,
+        "node_outputs": {},
+        "results": map_of(newest, "results"),
+        "inputs": map_of(newest, "inputs"),
+        "user_context": map_of(newest, "user_context"),
+        "text": "\n".join(str(message.content) for message in messages),
+    }
 
 
 def message_of_input(given: RunInput, message_id: str) -> HumanMessage:

@@ -150,19 +150,17 @@ class RunPlan:
 
 
 def order_keys(
-    workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore | None
+    workflow: Workflow, request: RunRequest, session_id: str | None, memory: Memory, store: BaseStore
 ) -> tuple[str, ...]:
     """Return the queue names of the conversations, other than the session, in which a new run waits for its turn.
 
     A conversation whose key depends on a node's result is left out: the run waits for it when it reaches the agent.
     """
-    if store is None or not (keeping := workflow.known_conversations):
-        return ()
     given = initial_state(
         request.text, inputs=request.inputs, results=request.results, user_context=request.user_context
     )
     values = {"session_id": session_id, "user_id": request.user_id, "message_metadata": request.metadata}
-    found = _keys(keeping, given, values, request.trigger)
+    found = _keys(workflow.known_conversations, given, values, request.trigger)
     keys = [order_of(memory, store, layout, key) for layout, key in found]
     return tuple(dict.fromkeys(name for name in keys if name != session_id))
 

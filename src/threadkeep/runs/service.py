@@ -20,13 +20,12 @@ from threadkeep.runs.children import RunChildren
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.intake import RunIntake
-from threadkeep.runs.maintenance import RunMaintenance
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import ProgressSaver
 from threadkeep.runs.run_workflows import RunWorkflows
 from threadkeep.runs.streams import InFlightMessages, RunPiece, RunStream, changed
 from threadkeep.runs.tool_idempotency import RecordedTools
-from threadkeep.runs.worker import Worker
+from threadkeep.runs.worker import RunMaintenance, Worker
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import Workflows

@@ -1,16 +1,20 @@
-"""Streams of runs inside this process. A stream carries a run's start, the tokens of its answer, and its outcome."""
+"""Streams of runs inside this process, and functions that wait for a change or for the database.
+
+A stream carries a run's start, the tokens of its answer, and its outcome.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
 from threadkeep.agent.invocation import RunHold
+from threadkeep.errors import StoreUnavailable
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, TokenUsage
 
@@ -72,17 +76,12 @@ class RunStream:
     next_end: RunEndEvent = field(default_factory=RunEndEvent)
     """The event that is set when the run ends or waits for a person; get it before you read the run's state."""
 
-    def renew(self) -> None:
-        """Reset the stream for another attempt at the run."""
-        self.begun = False
+    def renew(self, *, begun: bool) -> None:
+        """Reset the stream for another attempt at the run; `begun`: this process executes the run from now on."""
+        self.begun = begun
         self.outcome = None
         self.usage = None
         self.first_piece = len(self.pieces)
-
-    def begin(self) -> None:
-        """Mark the run as executed by this process from now on."""
-        self.renew()
-        self.begun = True
         self.signal()
 
     def set_outcome(self, outcome: Outcome) -> None:
@@ -132,6 +131,21 @@ async def changed(change: asyncio.Event, seconds: float | None) -> bool:
     with contextlib.suppress(TimeoutError):
         return await asyncio.wait_for(change.wait(), seconds)
     return False
+
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
+    """Call and await `work`; repeat it while it raises `StoreUnavailable`. Cancelling the caller stops the retries."""
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await work()
+        except StoreUnavailable:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
 
 type _Key = tuple[str | None, str | None]

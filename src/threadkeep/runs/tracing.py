@@ -1,21 +1,26 @@
-"""The trace of an active run: its events are collected in memory and stored in groups."""
+"""The trace and the token usage of an active run. Events are collected in memory and stored in groups."""
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.base import message_to_dict
+from langchain_core.outputs import ChatGeneration, LLMResult
 from pydantic_core import to_jsonable_python
 
-from threadkeep.errors import StoreError
+from threadkeep.agent.counting import count_tokens
+from threadkeep.agent.turn_options import kept_name
+from threadkeep.errors import BudgetSpent, StoreError
 from threadkeep.records import Json
-from threadkeep.records.runs import STATUS, TokenUsage, TraceEvent
-from threadkeep.runs.retries import Debounced
+from threadkeep.records.runs import NO_USAGE, STATUS, Run, TokenUsage, TraceEvent
+from threadkeep.runs.options import Prices
 from threadkeep.runs.streams import RunStream
 from threadkeep.store.runs.trace import RunTrace, TraceGroup
 
@@ -37,6 +42,47 @@ class Trace:
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
         """Record an event, with its `usage` if it reports a model call."""
+
+
+class Debounced(ABC):
+    """A base class that calls `_store` later, in a separate task, when the lock `working` is free."""
+
+    def __init__(self) -> None:
+        self.working = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def _store(self) -> None: ...
+
+    def within(self, seconds: float) -> None:
+        """Schedule a call of `_store` in `seconds`, unless a call is scheduled for an earlier time."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._timer.when() <= loop.time() + seconds:
+            return
+        self.disarm()
+        self._timer = loop.call_later(seconds, self._due, seconds)
+
+    def disarm(self) -> None:
+        """Cancel the scheduled call of `_store`. The next call of `within` schedules one again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def close(self) -> None:
+        """Cancel the scheduled call of `_store`, and wait for calls in progress."""
+        self.disarm()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _due(self, seconds: float) -> None:
+        self._timer = None
+        if self.working.locked():
+            self.within(seconds)
+            return
+        task = asyncio.create_task(self._store())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class RunTracer(Debounced, Trace):
@@ -218,3 +264,123 @@ def jsonable(value: object) -> Json:
         value = message_to_dict(value)
     found: Json = to_jsonable_python(value, fallback=lambda other: type(other).__name__, serialize_unknown=True)
     return found
+
+
+UNNAMED = "unnamed"
+"""The model name for calls of models that do not report their name."""
+
+
+class Ledger(AsyncCallbackHandler):
+    """The token usage of one execution of a run, checked against the budgets of the run and its ancestors.
+
+    As a callback, it adds the usage of each model call exactly once. Concurrent calls may exceed a budget, because a
+    call is counted when it ends. A model without a price costs nothing. A run in the database stores its usage in
+    groups with its trace, so a killed process loses only the usage of the last model calls.
+
+    - `limited`: the run and its ancestors, but only runs that have a budget.
+    - `stored`: a callback that stores the pending usage of the whole tree, and returns the usage of a run and all runs
+      below it. It is called before each model call for each run in `limited`.
+    - `usages`: the usage of the run's own model calls, not of its child runs.
+    - `spent`: the error that stopped a model call; None if none was stopped.
+    """
+
+    # An error from `check` must stop the call. Do not set `run_inline`, because an inline error skips other handlers.
+    raise_error = True
+    # Ignore other events, each of which would cost a coroutine in each step of a graph.
+    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def __init__(
+        self,
+        prices: Prices,
+        tracer: Trace | None = None,
+        stored: Callable[[str], Awaitable[Sequence[TokenUsage]]] | None = None,
+    ) -> None:
+        self.limited: Sequence[Run] = ()
+        self.has_children = False
+        self.spent: BudgetSpent | None = None
+        self.usages: list[TokenUsage] = []
+        self._prices = prices
+        self._tracer = tracer or Trace()
+        self._stored = stored
+        self._asked: dict[UUID, tuple[str, list[BaseMessage]]] = {}
+
+    async def check(self) -> None:
+        """Check before a model call that no budget is used up.
+
+        Raises:
+            BudgetSpent: a budget is used up.
+        """
+        for run in self.limited:
+            self.spent = spent_budget(run, await self._used(run))
+            if self.spent is not None:
+                raise self.spent
+
+    async def crossed(self) -> BudgetSpent | None:
+        """Return the first exceeded budget as an error; return None if no budget is exceeded."""
+        for run in self.limited:
+            if (crossed := spent_budget(run, await self._used(run), crossed=True)) is not None:
+                return crossed
+        return None
+
+    async def on_chat_model_start(
+        self,
+        serialized: Mapping[str, Any] | None,
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        metadata: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Check the budget before a call."""
+        await self.check()
+        name = (metadata or {}).get("ls_model_name")
+        self._asked[run_id] = (name if isinstance(name, str) and name else UNNAMED, messages[0] if messages else [])
+
+    async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
+        """Record the usage after a call, as the provider reports it, or else as Threadkeep estimates it."""
+        name, asked = self._asked.pop(run_id, (UNNAMED, []))
+        generation = response.generations[0][0] if response.generations and response.generations[0] else None
+        answer = generation.message if isinstance(generation, ChatGeneration) else None
+        if not isinstance(answer, AIMessage):
+            return
+        named = answer.response_metadata.get("model_name")
+        model = kept_name(named if isinstance(named, str) and named else name)
+        reported = answer.usage_metadata
+        input_tokens = reported["input_tokens"] if reported else count_tokens(asked, model)
+        output_tokens = reported["output_tokens"] if reported else count_tokens(answer, model)
+        details = reported.get("input_token_details") if reported else None
+        cached = min((details or {}).get("cache_read") or 0, input_tokens)
+        # Try both names, because some providers report a model name that differs from the requested one.
+        price = (self._prices.of(model) or self._prices.of(name)) if self._prices else None
+        cost = None if price is None else price.cost(input_tokens, output_tokens, cached)
+        self.usages.append(TokenUsage(model, 1, input_tokens, output_tokens, cached, 0 if reported else 1, cost))
+        data: dict[str, Json] = {
+            "model": model,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "cache_read_tokens": cached,
+            "cost": cost,
+            **({} if reported else {"estimated": True}),
+            # With this id, a reader of the trace finds the message.
+            **({"answer": answer.id} if answer.id else {}),
+        }
+        self._tracer.note("model_called", data=data, usage=self.usages[-1])
+
+    async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """Forget a failed call, because its usage is neither known nor estimated."""
+        self._asked.pop(run_id, None)
+
+    async def _used(self, run: Run) -> Sequence[TokenUsage]:
+        return self.usages if self._stored is None else await self._stored(run.run_id)
+
+
+def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
+    """Return an error if a run has used up its budget; with `crossed`, only if it has exceeded the budget."""
+    total = sum(usages, NO_USAGE)
+    for limit, used, allowed in (
+        ("max_tokens", total.tokens, run.budget.max_tokens),
+        ("max_cost", total.cost or 0.0, run.budget.max_cost),
+    ):
+        if allowed is not None and (used > allowed or (used == allowed and not crossed)):
+            return BudgetSpent(run.run_id, limit=limit, used=used, allowed=allowed, estimated=total.estimated)
+    return None

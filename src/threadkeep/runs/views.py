@@ -1,15 +1,32 @@
-"""Views of runs: the JSON of the HTTP API and of the command line."""
+"""Views of runs: the JSON of the HTTP API and of the command line, and explanations of errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import not_
-from typing import cast
+from typing import Final, cast
 
 from pydantic import BaseModel, Field, JsonValue
 
 from threadkeep.records.runs import NO_USAGE, Run, RunBudget, RunResult, RunStatus, RunTrigger, TokenUsage
+
+RUN_ERRORS: Final[Mapping[str, str]] = {
+    "BudgetSpent": "It used up its budget; retry it with a larger max_tokens or max_cost.",
+    "DeadlinePassed": "It took longer than its deadline_seconds; a retry gets the same time again.",
+    "ExitRequested": "A node or a tool called sys.exit; let it raise another error, then retry the run.",
+    "GaveUp": "The processes that executed it died; see their logs, then retry it.",
+    "ParentCancelled": "The run that started it was cancelled.",
+    "ParentOver": "The run that started it ended before it.",
+    "RecordTooNew": "A newer Threadkeep wrote a record of the run; upgrade Threadkeep on this machine.",
+    "RecordUnreadable": "Its stored input, question or result is damaged; restore a backup of the database.",
+    "WorkflowGone": "A worker has no workflow of that name; register it there, and retry the run if it has ended.",
+    "WorkflowVersionGone": (
+        "The code of its workflow has changed since it began, and code is not stored; "
+        "retry it where the old version is deployed, or start a new run."
+    ),
+}
+"""Explanations of some error kinds, with advice. Any other kind is the name of an error class, or `Cancelled`."""
 
 ESTIMATED = Field(False, description="True if a provider did not report all tokens; absent otherwise.", exclude_if=not_)
 

@@ -21,7 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from threadkeep.app import App, open_app
 from threadkeep.errors import DatabaseFileReplaced, StoreError, ThreadkeepError
 from threadkeep.observe.log import LogObserver, configure_logging
-from threadkeep.runs.retries import retry_until_available
+from threadkeep.runs.streams import retry_until_available
 from threadkeep.settings import Settings, unknown_variables
 from threadkeep.store.migrations import known_migrations
 from threadkeep.version import __version__

@@ -17,10 +17,10 @@ from langgraph.runtime import Runtime
 from threadkeep.agent.call_measure import ModelUse
 from threadkeep.agent.callbacks import PartialAnswer, with_callback
 from threadkeep.agent.conversion import identify
-from threadkeep.agent.questions import question_before
 from threadkeep.agent.turn_options import ChatOptions, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.quotation import quoted_text
+from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import DELETE, RESET
@@ -76,11 +76,14 @@ class ChatNode(AgentNode):
     ) -> AIMessage:
         """Store the run's question, answer it with one model call and without an agent, and store the answer.
 
+        The messages in `state` are the question, because the chat has no other nodes.
+
         A stored answer is returned without a call. The current LangChain config must be the config of the run.
         """
-        conversation, messages = session_conversation(step), self.asked(state, step)
+        conversation, question = session_conversation(step), list(state.get("messages") or ())
+        if not question:
+            raise InvalidInput("The chat has no question to answer in this run; send a message with text.")
         session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
-        question = question_before(messages)
         turn = OpenTurn(
             conversation.memory,
             session,
@@ -94,7 +97,7 @@ class ChatNode(AgentNode):
         if turn.answered is not None:
             return turn.answered
         model, system = step.model(self.model), self.system_message(state)
-        sent = await turn.context([*([system] if system else []), *messages], None, ModelUse(model))
+        sent = await turn.context([*([system] if system else []), *question], None, ModelUse(model))
         given = [*([sent.system] if sent.system else []), *sent.messages]
         reply = await self._call_model(turn, step, ask, model, given)
         turn.report(reply)

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Set
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from threadkeep.boundary import shielded
 from threadkeep.errors import StoreClosed, ThreadkeepError
 from threadkeep.runs.engine.engine import CLOSED, Ending, Engine, EngineOptions, Execute, Troubled
 from threadkeep.runs.engine.lease import Lease
-from threadkeep.runs.retries import shielded
 from threadkeep.store.address import DatabaseAddress
 
 if TYPE_CHECKING:

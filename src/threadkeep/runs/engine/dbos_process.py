@@ -19,9 +19,8 @@ from dbos import error as dbos_error
 
 from threadkeep.boundary import ErrorBoundary, OnFailure
 from threadkeep.errors import InvalidInput
-from threadkeep.runs.engine.database import SCHEMA, Connections, translated
 from threadkeep.runs.engine.engine import STOP_SECONDS, Ending, EngineOptions, Troubled
-from threadkeep.runs.engine.lease import Lease
+from threadkeep.runs.engine.lease import SCHEMA, Connections, Lease, translated
 from threadkeep.store.address import DatabaseAddress
 
 

@@ -192,18 +192,15 @@ _names: set[str] = set()
 class LocalEngine(Engine):
     """An engine whose queue is only in memory, so its runs end with the process."""
 
+    name = ""
+
     def __init__(self, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         super().__init__(execute, troubled)
-        self._name = uuid4().hex
-        _names.add(self._name)
+        self.name = uuid4().hex
+        _names.add(self.name)
         self._slots = asyncio.Semaphore(options.concurrency)
         self._tasks: set[asyncio.Task[object]] = set()
         self._closed = False
-
-    @property
-    def name(self) -> str:
-        """The name of this engine."""
-        return self._name
 
     async def ready(self) -> None:
         """Do nothing, because this engine is always ready."""
@@ -235,7 +232,7 @@ class LocalEngine(Engine):
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
-        _names.discard(self._name)
+        _names.discard(self.name)
 
     def _take(self, work: Coroutine[object, object, object]) -> None:
         if self._closed:

@@ -28,7 +28,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message
 from threadkeep.runs.requests import text_of_input
-from threadkeep.runs.retries import RUN_ERRORS
+from threadkeep.runs.views import RUN_ERRORS
 from threadkeep.version import __version__
 from threadkeep.web.api.parameters import EncodedPathRoute
 from threadkeep.web.callers import Caller, CallerInUse
