@@ -7,6 +7,7 @@ import pytest
 from tests.runs.desk import RunDesk
 from threadkeep import StoreUnavailable
 from threadkeep.records.runs import NewRun, TokenUsage, TraceEvent
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.streams import RunStream
 from threadkeep.runs.tracing import RunTracer
 
@@ -20,8 +21,9 @@ async def test_a_lost_reply_duplicates_no_event(
     await runs.order.add(NewRun(run_id="r1", workflow="desk", input={"text": "hi"}), owner="me")
     if not begins:
         await runs.trace.append("r1", [TraceEvent("node_started")], owner="me")
+    options = RunServiceOptions(trace_seconds=3600.0, late_trace_seconds=3600.0)
     tracer = RunTracer(
-        runs.trace, RunStream("r1"), "me", lost=lambda: None, seconds=3600.0, late_seconds=3600.0, begins=begins
+        runs.trace, RunStream("r1"), "me", options, lost=lambda: None, used=runs.trace.usage, begins=begins
     )
     stored = runs.trace.append
 

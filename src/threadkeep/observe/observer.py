@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Protocol
@@ -65,16 +63,6 @@ _task_channel: ContextVar[Channel | None] = ContextVar("threadkeep_task_channel"
 def work_for(channel: Channel) -> None:
     """Set the channel, such as `http`, for the events that the current task emits."""
     _task_channel.set(channel)
-
-
-@contextmanager
-def working_for(channel: Channel) -> Iterator[None]:
-    """Set the channel, such as `http`, for the events that are emitted inside the block."""
-    token = _task_channel.set(channel)
-    try:
-        yield
-    finally:
-        _task_channel.reset(token)
 
 
 class FromChannel:

@@ -171,13 +171,9 @@ class PrometheusObserver:
         tokens = self._histogram("threadkeep_model_call_tokens", TOKEN_BUCKETS)
         self._count(events.MemoryUpdated, "threadkeep_memory_trimmed_chars_total", amount="trimmed_by_chars")
         self._count(events.MemoryUpdated, "threadkeep_memory_trimmed_messages_total", amount="trimmed_by_count")
-
-        def count(event: events.ContextBuilt | events.PromptSent) -> None:
-            messages.of().observe(event.messages)
-            tokens.of().observe(event.tokens)
-
-        self._counts[events.ContextBuilt].append(count)
-        self._counts[events.PromptSent].append(count)
+        for kind in (events.ContextBuilt, events.PromptSent):
+            self._follow(kind, messages, "messages")
+            self._follow(kind, tokens, "tokens")
 
     def _add_background(self) -> None:
         self._count(events.MessagesPruned, "threadkeep_pruned_messages_total", "action", amount="messages")
@@ -245,13 +241,7 @@ class PrometheusObserver:
         self, kind: type[events.Event], name: str, *labels: str, amount: str | None = None, zeros: _Labels | None = None
     ) -> None:
         """Register a counter of the events of a kind, or of the sum of their field `amount`. `labels` name fields."""
-        series = self._counter(name, self._closed_sets(kind, labels), zeros)
-
-        def count(event: Any) -> None:
-            counter = series.of(*[getattr(event, label) for label in labels])
-            counter.inc(1 if amount is None else getattr(event, amount))
-
-        self._counts[kind].append(count)
+        self._follow(kind, self._counter(name, self._closed_sets(kind, labels), zeros), amount, *labels)
 
     def _time(
         self,
@@ -262,10 +252,22 @@ class PrometheusObserver:
         zeros: _Labels | None = None,
     ) -> None:
         """Register a histogram of the field `milliseconds` of the events of a kind. `labels` name fields."""
-        series = self._histogram(name, buckets, self._closed_sets(kind, labels), zeros)
+        self._follow(
+            kind, self._histogram(name, buckets, self._closed_sets(kind, labels), zeros), "milliseconds", *labels
+        )
+
+    def _follow(
+        self, kind: type[events.Event], series: _Series[Counter] | _Series[Histogram], amount: str | None, *labels: str
+    ) -> None:
+        """Let each event of a kind add its field `amount` (or 1) to the series that its fields `labels` select."""
 
         def count(event: Any) -> None:
-            series.of(*[getattr(event, label) for label in labels]).observe(event.milliseconds)
+            metric = series.of(*[getattr(event, label) for label in labels])
+            value = 1 if amount is None else getattr(event, amount)
+            if isinstance(metric, Histogram):
+                metric.observe(value)
+            else:
+                metric.inc(value)
 
         self._counts[kind].append(count)
 

@@ -40,7 +40,7 @@ from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService, RunsOnDemand
 from threadkeep.runs.streams import Outcome, RunStream, changed
 from threadkeep.runs.tool_idempotency import IdempotentToolsOnly
-from threadkeep.runs.tracing import Ledger, Trace
+from threadkeep.runs.tracing import Ledger
 from threadkeep.store.driver import waiting_until
 from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.definition import Compiler
@@ -415,7 +415,7 @@ class OfflineRuns:
         started = time.perf_counter()
         stream.wants_pieces = request.stream
         stream.renew(begun=True)
-        execution = RunExecution(run=run, dependencies=self._dependencies, tracer=Trace(), ledger=ledger, stream=stream)
+        execution = RunExecution(run=run, dependencies=self._dependencies, tracer=ledger, stream=stream)
         outcome = Outcome("interrupted")
         try:
             outcome = await execution.run_to_end(workflow)

@@ -48,7 +48,7 @@ class RunChildren:
                 workflow=request.workflow,
                 status="refused",
             )
-        parent.ledger.has_children = True
+        parent.tracer.has_children = True
         run, begun = await self._create_or_retry(request, parent)
         while not run.over:
             run, begun = await self._go_on(run, begun), None
@@ -56,7 +56,7 @@ class RunChildren:
         data = {name: value for name, value in ended.items() if value is not None}
         parent.tracer.note("child_finished", request.node_id, data)
         if run.error == "BudgetSpent":
-            await parent.ledger.check()
+            await parent.tracer.check()
         return _result_of(run)
 
     async def _create_or_retry(self, request: ChildRequest, parent: ActiveRun) -> tuple[Run, ActiveRun | None]:

@@ -36,7 +36,7 @@ from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.run_workflows import RunPlan
 from threadkeep.runs.session_answers import stored_answer_of, with_unanswered
 from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream, retry_until_available
-from threadkeep.runs.tracing import Ledger, ToolTrace, Trace, jsonable
+from threadkeep.runs.tracing import Ledger, ToolTrace, jsonable
 from threadkeep.workflows.built_in import ChatNode
 from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes.base import Step
@@ -83,8 +83,7 @@ class RunExecution:
 
     run: Run
     dependencies: Dependencies
-    tracer: Trace
-    ledger: Ledger
+    tracer: Ledger
     stream: RunStream
     begins: bool = True
     hold: RunHold | None = None
@@ -127,9 +126,9 @@ class RunExecution:
             with ErrorBoundary() as attempt:
                 return await self._execute_once(again=again)
             error = attempt.caught
-            if self.ledger.spent is not None or not is_transient(error):
+            if self.tracer.spent is not None or not is_transient(error):
                 # Record only the class name of the error, because the message may quote people.
-                return Outcome("failed", error=type(self.ledger.spent or error).__name__)
+                return Outcome("failed", error=type(self.tracer.spent or error).__name__)
             if not await self._wait_for_recovery(error):
                 if tries >= self._workflow.options.max_tries:
                     # A single failure, for example of a run with only one try, is no reason to set the run aside.
@@ -160,7 +159,7 @@ class RunExecution:
             await self._reply(*self._plan.chat)
         else:
             await self._run_graph(await self._graph_input(again=again))
-        if self.ledger.limited:
+        if self.tracer.limited:
             await self._report_crossing()
         outcome = self._outcome()
         if outcome.status == "waiting" and saver is not None:
@@ -195,7 +194,7 @@ class RunExecution:
         """Report a budget that the last model call exceeded. Other checks of budgets are made only before a call."""
         crossed = None
         with contextlib.suppress(StoreError):  # the run has its answer anyway
-            crossed = await self.ledger.crossed()
+            crossed = await self.tracer.crossed()
         if crossed is None:
             return
         run, numbers = self._run, {"used": crossed.used, "allowed": crossed.allowed}
@@ -229,9 +228,9 @@ class RunExecution:
         )
         async for part in stream:
             self._record_part(part)
-        if self.ledger.spent is not None:
+        if self.tracer.spent is not None:
             # Raise the budget's error again, because a node may have caught it and returned an incomplete result.
-            raise self.ledger.spent
+            raise self.tracer.spent
 
     async def _reply(self, name: str, chat: ChatNode, options: Mapping[ConversationKind, TurnOptions]) -> None:
         """Run the built-in chat without a graph, but record the same events as a graph."""
@@ -395,7 +394,7 @@ class RunExecution:
                 "user_id": run.user_id,
                 "message_metadata": metadata_of(run),
             },
-            "callbacks": [self.ledger, *callbacks],
+            "callbacks": [self.tracer, *callbacks],
             "recursion_limit": self._workflow.options.recursion_limit,
         }
 

@@ -14,7 +14,7 @@ from threadkeep.boundary import shielded
 from threadkeep.errors import InvalidInput, RunBusy, RunNotFound, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
-from threadkeep.observe import working_for
+from threadkeep.observe import work_for
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import NO_BUDGET, OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput, RunResult
 from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, message_of_input
@@ -283,8 +283,8 @@ class RunIntake:
         joined = self._runs.order.beginning(new, policy, owner, str(question.id))
         session = self._memory.session(new.session_id, user_id=new.user_id)
         limit = min(options.message_limit or PAGE_ROWS, PAGE_ROWS)
-        with working_for("http" if new.trigger == "http" else "other"):
-            begun = await session.begin_joined([question], joined, profile=options.profile or "", limit=limit)
+        work_for("http" if new.trigger == "http" else "other")  # this is a task of its own: see `submit`
+        begun = await session.begin_joined([question], joined, profile=options.profile or "", limit=limit)
         if begun is None:
             return None
         run = self._runs.order.begun(new, joined, begun.rows)

@@ -109,7 +109,7 @@ def begin_state(run: Run) -> WorkflowState:
         "results": map_of(newest, "results"),
         "inputs": map_of(newest, "inputs"),
         "user_context": map_of(newest, "user_context"),
-        "text": "\n".join(str(message.content) for message in messages),
+        "text": "\n".join([str(message.content) for message in messages]),
     }
 
 

@@ -20,7 +20,7 @@ from threadkeep.agent.turn_options import kept_name
 from threadkeep.errors import BudgetSpent, StoreError
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_USAGE, STATUS, Run, TokenUsage, TraceEvent
-from threadkeep.runs.options import Prices
+from threadkeep.runs.options import Prices, RunServiceOptions
 from threadkeep.runs.streams import RunStream
 from threadkeep.store.runs.trace import RunTrace, TraceGroup
 
@@ -35,13 +35,121 @@ _MOST_EVENTS = 5_000
 """The maximum number of events that are kept while the database is down; beyond it, the oldest groups are dropped."""
 
 
-class Trace:
-    """A trace that records nothing, for runs that are not stored."""
+UNNAMED = "unnamed"
+"""The model name for calls of models that do not report their name."""
+
+
+class Ledger(AsyncCallbackHandler):
+    """The token usage of one execution of a run, checked against the budgets of the run and its ancestors.
+
+    It drops the events of the run; the subclass `RunTracer` records them, for a run in the database.
+
+    As a callback, it adds the usage of each model call exactly once. Concurrent calls may exceed a budget, because a
+    call is counted when it ends. A model without a price costs nothing.
+
+    - `limited`: the run and its ancestors, but only runs that have a budget.
+    - `usages`: the usage of the run's own model calls, not of its child runs.
+    - `spent`: the error that stopped a model call; None if none was stopped.
+    """
+
+    # An error from `check` must stop the call. Do not set `run_inline`, because an inline error skips other handlers.
+    raise_error = True
+    # Ignore other events, each of which would cost a coroutine in each step of a graph.
+    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def __init__(self, prices: Prices) -> None:
+        self.limited: Sequence[Run] = ()
+        self.has_children = False
+        self.spent: BudgetSpent | None = None
+        self.usages: list[TokenUsage] = []
+        self._prices = prices
+        self._asked: dict[UUID, tuple[str, list[BaseMessage]]] = {}
 
     def note(
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
         """Record an event, with its `usage` if it reports a model call."""
+
+    async def check(self) -> None:
+        """Check before a model call that no budget is used up.
+
+        Raises:
+            BudgetSpent: a budget is used up.
+        """
+        for run in self.limited:
+            self.spent = spent_budget(run, await self._used(run))
+            if self.spent is not None:
+                raise self.spent
+
+    async def crossed(self) -> BudgetSpent | None:
+        """Return the first exceeded budget as an error; return None if no budget is exceeded."""
+        for run in self.limited:
+            if (crossed := spent_budget(run, await self._used(run), crossed=True)) is not None:
+                return crossed
+        return None
+
+    async def on_chat_model_start(
+        self,
+        serialized: Mapping[str, Any] | None,
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        metadata: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Check the budget before a call."""
+        await self.check()
+        name = (metadata or {}).get("ls_model_name")
+        self._asked[run_id] = (name if isinstance(name, str) and name else UNNAMED, messages[0] if messages else [])
+
+    async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
+        """Record the usage after a call, as the provider reports it, or else as Threadkeep estimates it."""
+        name, asked = self._asked.pop(run_id, (UNNAMED, []))
+        generation = response.generations[0][0] if response.generations and response.generations[0] else None
+        answer = generation.message if isinstance(generation, ChatGeneration) else None
+        if not isinstance(answer, AIMessage):
+            return
+        named = answer.response_metadata.get("model_name")
+        model = kept_name(named if isinstance(named, str) and named else name)
+        reported = answer.usage_metadata
+        input_tokens = reported["input_tokens"] if reported else count_tokens(asked, model)
+        output_tokens = reported["output_tokens"] if reported else count_tokens(answer, model)
+        details = reported.get("input_token_details") if reported else None
+        cached = min((details or {}).get("cache_read") or 0, input_tokens)
+        # Try both names, because some providers report a model name that differs from the requested one.
+        price = (self._prices.of(model) or self._prices.of(name)) if self._prices else None
+        cost = None if price is None else price.cost(input_tokens, output_tokens, cached)
+        self.usages.append(TokenUsage(model, 1, input_tokens, output_tokens, cached, 0 if reported else 1, cost))
+        data: dict[str, Json] = {
+            "model": model,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "cache_read_tokens": cached,
+            "cost": cost,
+            **({} if reported else {"estimated": True}),
+            # With this id, a reader of the trace finds the message.
+            **({"answer": answer.id} if answer.id else {}),
+        }
+        self.note("model_called", data=data, usage=self.usages[-1])
+
+    async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """Forget a failed call, because its usage is neither known nor estimated."""
+        self._asked.pop(run_id, None)
+
+    async def _used(self, run: Run) -> Sequence[TokenUsage]:
+        return self.usages
+
+
+def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
+    """Return an error if a run has used up its budget; with `crossed`, only if it has exceeded the budget."""
+    total = sum(usages, NO_USAGE)
+    for limit, used, allowed in (
+        ("max_tokens", total.tokens, run.budget.max_tokens),
+        ("max_cost", total.cost or 0.0, run.budget.max_cost),
+    ):
+        if allowed is not None and (used > allowed or (used == allowed and not crossed)):
+            return BudgetSpent(run.run_id, limit=limit, used=used, allowed=allowed, estimated=total.estimated)
+    return None
 
 
 class Debounced(ABC):
@@ -85,12 +193,15 @@ class Debounced(ABC):
         task.add_done_callback(self._tasks.discard)
 
 
-class RunTracer(Debounced, Trace):
-    """The trace of one run. If the process is killed, the events after the last stored group are lost.
+class RunTracer(Debounced, Ledger):
+    """The trace and the token usage of one run in the database.
 
-    Events are stored in groups: within `seconds` while a caller in this process follows the run, otherwise within
-    `late_seconds`. Therefore a short run stores its trace only at its end. `lost` is called if another process owns the
-    run.
+    If the process is killed, the events and the usage after the last stored group are lost.
+
+    Events are stored in groups: within `trace_seconds` while a caller in this process follows the run, otherwise
+    within `late_trace_seconds`. Therefore a short run stores its trace only at its end. `lost` is called if another process owns the
+    run. `used` stores the pending usage of the whole tree, and returns the usage of a run and all runs below it. It is
+    called before each model call for each run in `limited`.
     """
 
     def __init__(
@@ -98,19 +209,21 @@ class RunTracer(Debounced, Trace):
         trace: RunTrace,
         stream: RunStream,
         owner: str,
+        options: RunServiceOptions,
         *,
         lost: Callable[[], None],
-        seconds: float,
-        late_seconds: float,
+        used: Callable[[str], Awaitable[Sequence[TokenUsage]]],
         begins: bool,
     ) -> None:
-        super().__init__()
+        Debounced.__init__(self)
+        Ledger.__init__(self, options.prices)
         self._trace = trace
         self._stream = stream
         self._owner = owner
         self._lost = lost
-        self._seconds = seconds
-        self._late_seconds = late_seconds
+        self._usage_of = used
+        self._seconds = options.trace_seconds
+        self._late_seconds = options.late_trace_seconds
         self._group = TraceGroup()
         self._sealed: deque[TraceGroup] = deque()
         self._number: int | None = 0 if begins else None
@@ -125,6 +238,9 @@ class RunTracer(Debounced, Trace):
             self._group.usage.append(usage)
         times = _START_TIMES if kind in _AT_ITS_START else 1
         self.within(self._seconds if self._stream.followers else self._late_seconds * times)
+
+    async def _used(self, run: Run) -> Sequence[TokenUsage]:
+        return await self._usage_of(run.run_id)
 
     async def flush(self) -> None:
         """Store the events that were added so far.
@@ -219,7 +335,7 @@ class ToolTrace(AsyncCallbackHandler):
     # Ignore other events, each of which would cost a coroutine in each step of a graph.
     ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
 
-    def __init__(self, notes: Trace) -> None:
+    def __init__(self, notes: Ledger) -> None:
         self._notes = notes
         self._called: dict[UUID, tuple[str, str | None, str]] = {}
 
@@ -264,123 +380,3 @@ def jsonable(value: object) -> Json:
         value = message_to_dict(value)
     found: Json = to_jsonable_python(value, fallback=lambda other: type(other).__name__, serialize_unknown=True)
     return found
-
-
-UNNAMED = "unnamed"
-"""The model name for calls of models that do not report their name."""
-
-
-class Ledger(AsyncCallbackHandler):
-    """The token usage of one execution of a run, checked against the budgets of the run and its ancestors.
-
-    As a callback, it adds the usage of each model call exactly once. Concurrent calls may exceed a budget, because a
-    call is counted when it ends. A model without a price costs nothing. A run in the database stores its usage in
-    groups with its trace, so a killed process loses only the usage of the last model calls.
-
-    - `limited`: the run and its ancestors, but only runs that have a budget.
-    - `stored`: a callback that stores the pending usage of the whole tree, and returns the usage of a run and all runs
-      below it. It is called before each model call for each run in `limited`.
-    - `usages`: the usage of the run's own model calls, not of its child runs.
-    - `spent`: the error that stopped a model call; None if none was stopped.
-    """
-
-    # An error from `check` must stop the call. Do not set `run_inline`, because an inline error skips other handlers.
-    raise_error = True
-    # Ignore other events, each of which would cost a coroutine in each step of a graph.
-    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
-
-    def __init__(
-        self,
-        prices: Prices,
-        tracer: Trace | None = None,
-        stored: Callable[[str], Awaitable[Sequence[TokenUsage]]] | None = None,
-    ) -> None:
-        self.limited: Sequence[Run] = ()
-        self.has_children = False
-        self.spent: BudgetSpent | None = None
-        self.usages: list[TokenUsage] = []
-        self._prices = prices
-        self._tracer = tracer or Trace()
-        self._stored = stored
-        self._asked: dict[UUID, tuple[str, list[BaseMessage]]] = {}
-
-    async def check(self) -> None:
-        """Check before a model call that no budget is used up.
-
-        Raises:
-            BudgetSpent: a budget is used up.
-        """
-        for run in self.limited:
-            self.spent = spent_budget(run, await self._used(run))
-            if self.spent is not None:
-                raise self.spent
-
-    async def crossed(self) -> BudgetSpent | None:
-        """Return the first exceeded budget as an error; return None if no budget is exceeded."""
-        for run in self.limited:
-            if (crossed := spent_budget(run, await self._used(run), crossed=True)) is not None:
-                return crossed
-        return None
-
-    async def on_chat_model_start(
-        self,
-        serialized: Mapping[str, Any] | None,
-        messages: list[list[BaseMessage]],
-        *,
-        run_id: UUID,
-        metadata: Mapping[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        """Check the budget before a call."""
-        await self.check()
-        name = (metadata or {}).get("ls_model_name")
-        self._asked[run_id] = (name if isinstance(name, str) and name else UNNAMED, messages[0] if messages else [])
-
-    async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
-        """Record the usage after a call, as the provider reports it, or else as Threadkeep estimates it."""
-        name, asked = self._asked.pop(run_id, (UNNAMED, []))
-        generation = response.generations[0][0] if response.generations and response.generations[0] else None
-        answer = generation.message if isinstance(generation, ChatGeneration) else None
-        if not isinstance(answer, AIMessage):
-            return
-        named = answer.response_metadata.get("model_name")
-        model = kept_name(named if isinstance(named, str) and named else name)
-        reported = answer.usage_metadata
-        input_tokens = reported["input_tokens"] if reported else count_tokens(asked, model)
-        output_tokens = reported["output_tokens"] if reported else count_tokens(answer, model)
-        details = reported.get("input_token_details") if reported else None
-        cached = min((details or {}).get("cache_read") or 0, input_tokens)
-        # Try both names, because some providers report a model name that differs from the requested one.
-        price = (self._prices.of(model) or self._prices.of(name)) if self._prices else None
-        cost = None if price is None else price.cost(input_tokens, output_tokens, cached)
-        self.usages.append(TokenUsage(model, 1, input_tokens, output_tokens, cached, 0 if reported else 1, cost))
-        data: dict[str, Json] = {
-            "model": model,
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-            "cache_read_tokens": cached,
-            "cost": cost,
-            **({} if reported else {"estimated": True}),
-            # With this id, a reader of the trace finds the message.
-            **({"answer": answer.id} if answer.id else {}),
-        }
-        self._tracer.note("model_called", data=data, usage=self.usages[-1])
-
-    async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Forget a failed call, because its usage is neither known nor estimated."""
-        self._asked.pop(run_id, None)
-
-    async def _used(self, run: Run) -> Sequence[TokenUsage]:
-        return self.usages if self._stored is None else await self._stored(run.run_id)
-
-
-def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
-    """Return an error if a run has used up its budget; with `crossed`, only if it has exceeded the budget."""
-    total = sum(usages, NO_USAGE)
-    for limit, used, allowed in (
-        ("max_tokens", total.tokens, run.budget.max_tokens),
-        ("max_cost", total.cost or 0.0, run.budget.max_cost),
-    ):
-        if allowed is not None and (used > allowed or (used == allowed and not crossed)):
-            return BudgetSpent(run.run_id, limit=limit, used=used, allowed=allowed, estimated=total.estimated)
-    return None

@@ -28,7 +28,7 @@ from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import ProgressSaver, RunProgress, remove_checkpoints, remove_old_checkpoints, thread_of
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
 from threadkeep.runs.streams import Outcome, RunStream, RunStreams, changed, retry_until_available
-from threadkeep.runs.tracing import Ledger, RunTracer
+from threadkeep.runs.tracing import RunTracer
 from threadkeep.workflows.definition import Workflow
 
 _TAKEOVERS = 3
@@ -200,7 +200,7 @@ class Worker:
             milliseconds = (time.perf_counter() - started) * 1000
             report_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
             if not self.dependencies.in_flight.has_answered(run):
-                report_turn(self._memory.observers, run, outcome, active.ledger.usages, milliseconds=milliseconds)
+                report_turn(self._memory.observers, run, outcome, active.tracer.usages, milliseconds=milliseconds)
             await self._clear_up(run, outcome, unstored=unstored, has_following=active.has_following)
 
     async def start_following(self, run: Run) -> None:
@@ -219,22 +219,20 @@ class Worker:
 
         Pass the `workflow` if this process created the run, and the `turn` if the run's question is stored already.
         """
-        stream, owner, dependencies = self.streams.of(run.run_id), run.owner or self.engine.name, self.dependencies
-        options = dependencies.options
+        stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
         tracer = RunTracer(
             self._runs.trace,
             stream,
             owner,
+            self.dependencies.options,
             lost=partial(self._stop_lost, run.run_id),
-            seconds=options.trace_seconds,
-            late_seconds=options.late_trace_seconds,
+            used=partial(self._usage_in_tree, run.root_run_id),
             begins=new,
         )
         return ActiveRun(
             run=run,
-            dependencies=dependencies,
+            dependencies=self.dependencies,
             tracer=tracer,
-            ledger=Ledger(options.prices, tracer, partial(self._usage_in_tree, run.root_run_id)),
             stream=stream,
             begins=new,
             # If `workflow` is set, a caller in this process has just created the run, and waits for its answer.
@@ -250,7 +248,7 @@ class Worker:
 
     async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
         """Forget a run in this process after its end or release. Return True if no checkpoint of the run is stored."""
-        has_children, progress = active.ledger.has_children, self.saver.active.pop(active.run.run_id, None)
+        has_children, progress = active.tracer.has_children, self.saver.active.pop(active.run.run_id, None)
         if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
             # Cancel the children before a caller learns of the end, because an immediate retry would continue them.
             await self._end_orphans(active.run)
@@ -260,7 +258,7 @@ class Worker:
             # Set `again`: the record of the model call may be stored already, by a transaction whose reply was lost.
             self._memory.manifests.queue(replace(entry, again=True))
         if active.begins and not has_children:
-            active.stream.usage = active.ledger.usages
+            active.stream.usage = active.tracer.usages
         active.stream.end(active.over)
         return active.begins if progress is None else await progress.leave()
 
@@ -315,7 +313,7 @@ class Worker:
         limited = [run] if run.budget != NO_BUDGET else []
         if run.parent_run_id is not None:
             limited += await retry_until_available(lambda: self._limited_above(run))
-        active.ledger.limited = limited
+        active.tracer.limited = limited
         return await active.run_to_end(workflow)
 
     async def _workflow_of(self, active: ActiveRun) -> Workflow:

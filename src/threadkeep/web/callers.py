@@ -213,7 +213,7 @@ class KeyRing:
     """The API keys of the service, from the settings and from the database.
 
     The database's keys are read again at most every five seconds. While reads fail, the keys of the last successful
-    read stay valid.
+    read stay valid. `in_use` is true if there are keys, even if all of them are revoked or expired.
     """
 
     def __init__(self, keys: ApiKeys, configured: Mapping[str, str], *, clock: Callable[[], datetime]) -> None:
@@ -222,17 +222,13 @@ class KeyRing:
         # Look keys up by digest. The duration of a comparison with the keys themselves would reveal a part of them.
         self._configured = {digest_of(key.encode()): name for name, key in configured.items()}
         self._known: dict[str, ApiKey] = {}
+        self.in_use = bool(configured)
         self._was_read = False
         self._failing = False
         self._next_read = 0.0
         self._work: asyncio.Task[None] | None = None
         self._next_record: dict[str, float] = {}
         self._recording: set[asyncio.Task[None]] = set()
-
-    @property
-    def in_use(self) -> bool:
-        """True if there are keys, even if all of them are revoked or expired."""
-        return bool(self._configured or self._known)
 
     async def refresh(self) -> bool:
         """Read the keys from the database, at most every five seconds. Return False if no read has succeeded yet."""
@@ -281,6 +277,7 @@ class KeyRing:
         else:
             self._failing = False
             self._known = {key.digest: key for key in found}
+            self.in_use = bool(self._configured or self._known)
             self._was_read = True
         finally:
             self._next_read = time.monotonic() + REFRESH_SECONDS

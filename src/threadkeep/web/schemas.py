@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
+from operator import eq
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
@@ -68,7 +70,7 @@ Unsupported = Annotated[JsonValue, unsupported("leave it out")]
 
 def _if_any(default: object = None, *, description: str) -> Any:
     """Return a field that is omitted from JSON if it has its default value."""
-    return Field(default, description=description, exclude_if=lambda value: value == default)
+    return Field(default, description=description, exclude_if=partial(eq, default))
 
 
 class ChatRequestBody(

@@ -9,10 +9,10 @@ from typing import Literal
 
 from threadkeep.errors import RunNotFound, WrongUser
 from threadkeep.records.runs import NO_BUDGET, RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
-from threadkeep.store.codec import clean_json, json_text, time_text
+from threadkeep.store.codec import clean_json, json_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row
 from threadkeep.store.runs.conversations import OpenRun, Policies, RunLocks
-from threadkeep.store.runs.rows import compressed_inputs, fetch_run, run_of
+from threadkeep.store.runs.rows import compressed_inputs, fetch_run
 from threadkeep.store.runs.trace import RunTrace
 from threadkeep.store.statements import ClockedTables, for_values
 
@@ -169,8 +169,32 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
 
     def begun(self, new: NewRun, joined: Joined, rows: Sequence[list[Row]]) -> Run:
         """Return the run that `beginning` has stored; `rows` are the results of its statements."""
-        # The input is known, so it is not read from the row.
-        return run_of(rows[len(joined.before) - 1][0], inputs=(RunInput(clean_json(new.input), new.message_id),))
+        _, given = joined.before[-1]
+        [(status, owner, started_at, arrival)] = rows[len(joined.before) - 1]
+        started = None if started_at is None else time_of(started_at)
+        # The row has these values in its other columns.
+        return Run(
+            run_id=new.run_id,
+            session_id=new.session_id,
+            message_id=new.message_id,
+            workflow=new.workflow,
+            status=status,
+            owner=owner,
+            started_at=started,
+            heartbeat_at=started,
+            ended_at=None,
+            version=new.version,
+            user_id=new.user_id,
+            root_run_id=new.run_id,
+            node_id=new.node_id,
+            trigger=new.trigger,
+            arrival=arrival,
+            inputs=(RunInput(clean_json(new.input), new.message_id),),
+            budget=new.budget,
+            attempts=0 if started is None else 1,
+            created_at=time_of(given["now"]),
+            deadline_at=new.deadline_at,
+        )
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
         """Store a run in one round trip and return it; if something blocks it, store nothing and return None."""

@@ -122,8 +122,8 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: bool = False) -> Run:
-    """Return the run in a row of the statement `rows`. If `inputs` are given, they replace the inputs in the row.
+def run_of(row: Row, *, damaged: bool = False) -> Run:
+    """Return the run in a row of the statement `rows`.
 
     Raises:
         RecordUnreadable: `damaged` is false, and a record cannot be read; the error names the run.
@@ -137,7 +137,7 @@ def run_of(row: Row, *, inputs: tuple[RunInput, ...] | None = None, damaged: boo
     values["resumed"] = values["resume_value"] is not None
     for name, read in _READERS.items():
         try:
-            values[name] = read(values) if name != "inputs" or inputs is None else inputs
+            values[name] = read(values)
         except RecordUnreadable as error:
             if not damaged:
                 raise type(error)(f"The run {values['run_id']} cannot be read. {error}") from None

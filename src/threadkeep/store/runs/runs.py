@@ -14,7 +14,6 @@ from threadkeep.records.runs import (
     Run,
     RunBudget,
     RunEnd,
-    RunInput,
     TraceEvent,
     WorkflowVersion,
     questions_in,
@@ -39,10 +38,6 @@ class RunEnding:
     error: str | None = None
     set_aside: bool = False
     asked: Run | None = None
-
-    def inputs(self) -> Sequence[RunInput]:
-        """Return the inputs whose texts may be left to the transcript: all if the run is done, otherwise none."""
-        return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
 # Keep a version that has a run younger than this, because queries take time and the clocks of processes differ.
@@ -177,8 +172,8 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             if not ended or ending.result is None:
                 return await fetch_run(connection, run_id, damaged=True)
         run, result = run_of(ended[0]), parameters["result"]
-        inputs = ending.inputs() if any(map(lacks_text, run.inputs)) else run.inputs
-        return replace(run, result=json_of(result if isinstance(result, bytes) else None), inputs=tuple(inputs))
+        inputs = ending.asked.inputs if ending.asked and any(map(lacks_text, run.inputs)) else run.inputs
+        return replace(run, result=json_of(result if isinstance(result, bytes) else None), inputs=inputs)
 
     def ending(
         self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
@@ -358,7 +353,9 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         return changed
 
     def _end_parameters(self, run_id: str, owner: str, ending: RunEnding) -> dict[str, object]:
-        result = ending.result
+        result, asked = ending.result, ending.asked
+        # Only when a run is done may the texts of its inputs be left to the transcript.
+        inputs = asked.inputs if asked is not None and ending.status == "done" else ()
         short = None if result is None else short_result(result)
         message_id, text = (None, None) if result is None or short is None else (result["message_id"], result["text"])
         return {
@@ -369,10 +366,10 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             "short_result": None if short is None else compress(json_text(short)),
             "message_id": message_id,
             "text": clean_json(text),
-            **short_inputs(ending.inputs(), ending.asked.message_id if ending.asked else None),
+            **short_inputs(inputs, asked.message_id if asked else None),
             "error": ending.error,
             "set_aside": ending.set_aside,
-            "attempt": ending.asked.attempts if ending.asked is not None else None,
+            "attempt": asked.attempts if asked else None,
             "rolled_back": ROLLED_BACK,
             "now": time_text(self._clock()),
         }

@@ -201,10 +201,7 @@ WHERE (CAST(:policy AS TEXT) = 'enqueue' OR NOT t.busy)
         WHERE s.session_id = :session_id AND CAST(:user_id AS TEXT) IS NOT NULL
             AND (s.user_id IS NULL OR s.user_id <> :user_id)
     )
-RETURNING
-    run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
-    user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
-    cancel_requested_at, cancel_reason, set_aside, created_at, deadline_at
+RETURNING status, owner, started_at, arrival
 
 -- name: refuse_unless_begun
 -- Unless the run has begun for this owner and its question is in the transcript, fail by inserting two equal rows,
