@@ -23,10 +23,9 @@ from threadkeep.errors import StoreUnavailable, ThreadkeepError
 from threadkeep.graph_store.langgraph_stores import open_graph_store
 from threadkeep.observe import Observers
 from threadkeep.runs.engine.engine import EngineOptions
-from threadkeep.runs.intake import Mode
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.service import RunService, open_runs
+from threadkeep.runs.service import Mode, RunService, open_runs
 from threadkeep.store.address import parse_address
 from threadkeep.store.checkpointers import open_checkpointer
 from threadkeep.store.driver import StoreOptions

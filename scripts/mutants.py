@@ -127,7 +127,7 @@ MUTANTS = (
         "return max([limit for limit in limits",
         f"{LIMITS} tests/runs/test_service.py",
     ),
-    Mutant("runs/intake.py", "not await self._runs.retry(run.run_id)", "not self._runs.retry(run.run_id)", REPEATS),
+    Mutant("runs/service.py", "not await self._runs.retry(run.run_id)", "not self._runs.retry(run.run_id)", REPEATS),
     Mutant("runs/endings.py", "found.owner == run.owner", "found.owner != run.owner", ENDINGS),
     Mutant(
         "runs/endings.py",

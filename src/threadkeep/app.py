@@ -25,8 +25,8 @@ from threadkeep.errors import InvalidInput, InvalidSettings, StoreUnavailable, W
 from threadkeep.history.compression import Compression
 from threadkeep.memory import Memory, open_memory
 from threadkeep.observe import Channel, FromChannel, Observer, Observers
-from threadkeep.runs.chat import Chat, OfflineRuns
-from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
+from threadkeep.runs.chat import Chat, OfflineRuns, RunsOnDemand
+from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.streams import InFlightMessages
 from threadkeep.settings import Settings
 from threadkeep.store.checkpointers import open_checkpointer

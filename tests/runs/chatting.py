@@ -15,11 +15,11 @@ from tests.runs.desk import IN_MEMORY, QUICK
 from threadkeep import Memory
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.app import resources_of
-from threadkeep.runs.chat import Chat, OfflineRuns
+from threadkeep.runs.chat import Chat, OfflineRuns, RunsOnDemand
 from threadkeep.runs.chat_turns import ChatEvent, ChatToken, ChatTurn
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
+from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.streams import InFlightMessages
 from threadkeep.workflows.built_in import chat_workflow
 from threadkeep.workflows.definition import Workflow

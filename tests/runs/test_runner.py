@@ -22,9 +22,8 @@ from threadkeep.observe import RunFinished, RunRetried, RunTrouble
 from threadkeep.records import Json
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.endings import RunEndings
-from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.service import RunService
+from threadkeep.runs.service import Mode, RunService
 from threadkeep.runs.streams import Outcome
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 from threadkeep.workflows.definition import python_workflow

@@ -45,9 +45,9 @@ from threadkeep.observe import UpdateOutcome, UpdateReason, UpdateReceived
 from threadkeep.observe.events import ChannelWork
 from threadkeep.records import TAKEN_BACK, Message
 from threadkeep.records.runs import DELETE, RESET, Run, deletion_key
-from threadkeep.runs.intake import Mode
+from threadkeep.runs.chat import RunsOnDemand
 from threadkeep.runs.requests import RunRequest, Submitted, message_of_input
-from threadkeep.runs.service import RunsOnDemand
+from threadkeep.runs.service import Mode
 from threadkeep.store.outbox import FORGOTTEN
 from threadkeep.workflows.state import map_of
 

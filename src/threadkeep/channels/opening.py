@@ -30,7 +30,7 @@ from threadkeep.channels.wecom_connection import AIBotConnection
 from threadkeep.channels.wecom_cs import DeskFetching, WeComServiceChannel
 from threadkeep.errors import CallbackRefused, ChannelNotFound
 from threadkeep.memory import Memory
-from threadkeep.runs.service import RunsOnDemand
+from threadkeep.runs.chat import RunsOnDemand
 
 TAKE_SECONDS = 4.0
 """Seconds for processing a callback. WeCom waits for five seconds and then repeats it."""

@@ -28,8 +28,7 @@ from threadkeep.records.runs import DOUBLE_TEXTING, RUN_STATUSES, RunBudget, Run
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
     from threadkeep.records.runs import Run
-    from threadkeep.runs.intake import Mode
-    from threadkeep.runs.service import RunService
+    from threadkeep.runs.service import Mode, RunService
 
     type Change = Callable[[RunService, Mode], Awaitable[None]]
 

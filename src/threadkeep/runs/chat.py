@@ -10,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from weakref import WeakValueDictionary
 
+from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import (
     Interrupted,
     InvalidInput,
@@ -37,8 +41,8 @@ from threadkeep.runs.endings import report_turn
 from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.runs.service import RunService, RunsOnDemand
-from threadkeep.runs.streams import Outcome, RunStream, changed
+from threadkeep.runs.service import RunService
+from threadkeep.runs.streams import InFlightMessages, Outcome, RunStream, changed
 from threadkeep.runs.tool_idempotency import IdempotentToolsOnly
 from threadkeep.runs.tracing import Ledger
 from threadkeep.store.driver import waiting_until
@@ -382,6 +386,67 @@ class Chat:
             if (run := await self._memory.runs.run(known)) is not None:
                 return run.workflow
         return CHAT
+
+
+class RunsOnDemand:
+    """A run service that is opened on first use. If opening fails, the error is raised; the next call tries again.
+
+    The service stays open in a separate task until `close`. `opened` is None until the service is open.
+    """
+
+    def __init__(self, opening: Callable[[InFlightMessages], AbstractAsyncContextManager[RunService]]) -> None:
+        self.in_flight = InFlightMessages()
+        self.opened: RunService | None = None
+        self._opening = opening
+        self._task: asyncio.Task[None] | None = None
+        self._future: asyncio.Future[RunService] | None = None
+        self._closing = False
+        self._may_end = asyncio.Event()
+
+    async def service(self) -> RunService:
+        """Return the open service; open it first if necessary.
+
+        Raises:
+            StoreClosed: the application is being closed.
+            StoreUnavailable: the database does not answer.
+            InvalidInput: the engine cannot be opened, for a reason that `open_runs` lists.
+        """
+        if self._closing:
+            raise StoreClosed("The application is closing and accepts no more runs.")
+        future = self._future
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._future = self._begin()
+        return await asyncio.shield(future)
+
+    def open_soon(self) -> None:
+        """Start opening the service in the background, at most once. If that fails, `service` tries again."""
+        if not self._closing and self._future is None:
+            self._future = self._begin()
+
+    async def close(self, seconds: float = 0.0) -> None:
+        """Close the service. Active runs may continue for `seconds`; the rest is then left to other processes."""
+        self._closing = True
+        if self.opened is not None:
+            await self.opened.close(seconds)
+        self._may_end.set()
+        if self._task is not None:
+            await self._task
+
+    def _begin(self) -> asyncio.Future[RunService]:
+        opened: asyncio.Future[RunService] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep_open(opened), context=Context(), name="threadkeep-runs")
+        return opened
+
+    async def _keep_open(self, opened: asyncio.Future[RunService]) -> None:
+        with ErrorBoundary() as attempt:
+            async with self._opening(self.in_flight) as self.opened:
+                opened.set_result(self.opened)
+                await self._may_end.wait()
+        if attempt.error is not None:
+            if opened.done():
+                raise attempt.error
+            opened.set_exception(attempt.error)
+            opened.exception()  # otherwise asyncio logs the error if the caller has gone away
 
 
 class OfflineRuns:

@@ -196,12 +196,12 @@ class Debounced(ABC):
 class RunTracer(Debounced, Ledger):
     """The trace and the token usage of one run in the database.
 
-    If the process is killed, the events and the usage after the last stored group are lost.
+    Events and usage are stored in groups: within `trace_seconds` while a caller in this process follows the run,
+    otherwise within `late_trace_seconds`. Therefore a short run stores them only at its end. If the process is killed,
+    those after the last stored group are lost.
 
-    Events are stored in groups: within `trace_seconds` while a caller in this process follows the run, otherwise
-    within `late_trace_seconds`. Therefore a short run stores its trace only at its end. `lost` is called if another process owns the
-    run. `used` stores the pending usage of the whole tree, and returns the usage of a run and all runs below it. It is
-    called before each model call for each run in `limited`.
+    `lost` is called if another process owns the run. `used` stores the pending usage of the whole tree, and returns the
+    usage of a run and all runs below it. It is called before each model call for each run in `limited`.
     """
 
     def __init__(

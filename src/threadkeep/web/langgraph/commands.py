@@ -14,8 +14,8 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import DOUBLE_TEXTING, DoubleTexting
 from threadkeep.runs.chat import RegenerationRequest
-from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.runs.service import Mode
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, UserId
 from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent, seq_base

@@ -18,8 +18,8 @@ from threadkeep.boundary import running
 from threadkeep.errors import InvalidInput, RunNotFound, SessionNotFound
 from threadkeep.records import Json
 from threadkeep.records.runs import Run
-from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import QUESTION_ID
+from threadkeep.runs.service import Mode
 from threadkeep.web.api.parameters import AppInUse, EncodedPathRoute, LastEventId, RunId, UserId, number_in
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.langgraph.commands import Start, start_run, user_of
