@@ -50,32 +50,53 @@ class Access:
     """Middleware that passes a request on with its caller, or rejects it before its body is read.
 
     The status is 401 without a valid key or token, 403 if the request is not from this machine or the key lacks the
-    scope, 429 after too many requests, and 503 if the keys of the service or of a token's issuer cannot be read.
+    scope, 429 after too many requests, and 503 if the keys of the service or of a token's issuer cannot be read. It is
+    413 if the declared or the received size of the body exceeds `body_limit` bytes.
     """
 
     app: ASGIApp
     credentials: Credentials
     needed: bool
     routes: list[BaseRoute]
+    body_limit: int
     origins: Collection[str] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or reject it."""
+        """Pass the request on while counting its body, or reject it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.body_limit:
+                raise self._too_large()  # FastAPI passes on no other error than HTTPException while it reads a body
+            return message
+
         with contextlib.ExitStack() as stack:
             try:
                 # Platforms send callbacks without a key, so each bot verifies its own callbacks.
-                path = scope.get("path", "")
-                if scope["type"] == "http" and path not in OPEN_PATHS and not path.startswith(CALLBACKS):
+                path = scope["path"]
+                if path not in OPEN_PATHS and not path.startswith(CALLBACKS):
                     caller = scope.setdefault("state", {})["caller"] = await self._caller(scope)
                     caller.check(self.routes, scope)
                     caller.count()
                     if caller.user_id is not None:
                         stack.enter_context(caller.limits.opened(caller.user_id))
-            except ProblemRaised as refused:
+                declared = dict(scope["headers"]).get(b"content-length", b"")
+                if declared.isdigit() and len(declared) < 20 and int(declared) > self.body_limit:
+                    raise self._too_large()
+            except (ProblemRaised, HTTPException) as refused:
                 refusal = await respond_to_browsers(Request(scope), refused)
                 await refusal(scope, receive, send)
                 return
-            await self.app(scope, receive, send)
+            await self.app(scope, counted, send)
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"The body has more than {self.body_limit} bytes; send less, or raise the limit.")
 
     async def _caller(self, scope: Scope) -> Caller:
         """Return a request's sender: the owner of its key or token, or a client on this machine if no keys exist."""
@@ -140,36 +161,3 @@ class SafeResponses:
                 raise
             stopped = problem_response(make_problem(503, "interrupted", _STOPPED), path=scope["path"])
             await stopped(scope, receive, send_safely)
-
-
-@dataclass(frozen=True)
-class BodyLimit:
-    """Middleware that rejects a request if the declared or the received size of its body exceeds `limit` bytes."""
-
-    app: ASGIApp
-    limit: int
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on while counting its body."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        declared = dict(scope["headers"]).get(b"content-length", b"")
-        if declared.isdigit() and len(declared) < 20 and int(declared) > self.limit:
-            refusal = await respond_to_browsers(Request(scope), self._too_large())
-            await refusal(scope, receive, send)
-            return
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.limit:
-                raise self._too_large()  # FastAPI passes on no other error than HTTPException while it reads a body
-            return message
-
-        await self.app(scope, counted, send)
-
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"The body has more than {self.limit} bytes; send less, or raise the limit.")

@@ -42,7 +42,6 @@ from threadkeep.web.middleware import (
     DOCS_PAGE,
     OPEN_PATHS,
     Access,
-    BodyLimit,
     SafeResponses,
 )
 from threadkeep.web.problems import Problem, ProblemRaised, answer_errors_with_problems, documented, make_problem
@@ -178,12 +177,12 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.router.routes.extend(pages.router.routes)
     service.add_exception_handler(HTTPException, sign_in.respond_to_browsers)
     service.state.keys = credentials.keys
-    service.add_middleware(BodyLimit, limit=settings.body_limit)
     service.add_middleware(
         Access,
         credentials=credentials,
         needed=settings.needs_keys,
         routes=service.router.routes,
+        body_limit=settings.body_limit,
         origins=settings.cors_origins,
     )
     if settings.cors_origins:
