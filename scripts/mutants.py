@@ -122,9 +122,9 @@ MUTANTS = (
     ),
     Mutant("runs/tracing.py", "used == allowed and not crossed", "used == allowed and crossed", LIMITS),
     Mutant(
-        "runs/requests.py",
-        "return min([limit for limit in limits",
-        "return max([limit for limit in limits",
+        "runs/service.py",
+        "max_tokens = min(filter",
+        "max_tokens = max(filter",
         f"{LIMITS} tests/runs/test_service.py",
     ),
     Mutant("runs/service.py", "not await self._runs.retry(run.run_id)", "not self._runs.retry(run.run_id)", REPEATS),

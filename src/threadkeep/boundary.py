@@ -57,10 +57,10 @@ async def shielded[T](work: Coroutine[object, object, T]) -> T:
     If the caller is cancelled twice, the cancellation is raised at once, and the work continues.
     """
     task = asyncio.create_task(work)
-    task.add_done_callback(retrieve_exception)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
+        task.add_done_callback(retrieve_exception)
         await asyncio.wait([task])
         raise
     return task.result()

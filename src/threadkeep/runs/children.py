@@ -13,7 +13,6 @@ from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunResult
 from threadkeep.runs.endings import ActiveRun
-from threadkeep.runs.requests import least
 from threadkeep.runs.tool_idempotency import last_answer
 from threadkeep.runs.worker import Worker
 from threadkeep.workflows.definition import Workflow
@@ -106,7 +105,8 @@ class RunChildren:
             "user_context": map_of(given, "user_context"),
             "ancestors": list(request.ancestors),
         }
-        seconds = least(request.deadline_seconds, workflow.options.deadline_seconds)
+        limits = request.deadline_seconds, workflow.options.deadline_seconds
+        seconds = min(filter(None, limits), default=None)
         return NewRun(
             run_id=run_id,
             workflow=workflow.name,

@@ -187,8 +187,3 @@ def text_of_input(given: RunInput) -> str:
     """Return the text of an input message, or an empty string if the input has none."""
     text = given.values.get("text")
     return text if isinstance(text, str) else ""
-
-
-def least[N: (int, float)](*limits: N | None) -> N | None:
-    """Return the lowest limit, or None if all limits are None."""
-    return min([limit for limit in limits if limit is not None], default=None)

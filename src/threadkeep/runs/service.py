@@ -41,7 +41,7 @@ from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import ProgressSaver
-from threadkeep.runs.requests import RunRequest, Submitted, answer_for, least, message_of_input
+from threadkeep.runs.requests import RunRequest, Submitted, answer_for, message_of_input
 from threadkeep.runs.run_workflows import RunWorkflows, order_keys
 from threadkeep.runs.session_answers import with_answer
 from threadkeep.runs.streams import InFlightMessages, RunPiece, RunStream, changed
@@ -266,7 +266,10 @@ class RunService:
 
     async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
         options = workflow.options
-        seconds = least(request.deadline_seconds, options.deadline_seconds)
+        # Of each limit, the lower one applies; None is no limit, and 0 is not possible.
+        seconds = min(filter(None, (request.deadline_seconds, options.deadline_seconds)), default=None)
+        max_tokens = min(filter(None, (request.budget.max_tokens, options.max_tokens)), default=None)
+        max_cost = min(filter(None, (request.budget.max_cost, options.max_cost)), default=None)
         session_id, user_id = request.session_id, request.user_id
         if session_id is not None:
             self._memory.session(session_id, user_id=user_id)  # rejects ids that are not valid
@@ -288,9 +291,7 @@ class RunService:
             message_id=request.message_id,
             user_id=user_id,
             trigger=request.trigger,
-            budget=RunBudget(
-                least(request.budget.max_tokens, options.max_tokens), least(request.budget.max_cost, options.max_cost)
-            ),
+            budget=RunBudget(max_tokens, max_cost),
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
             conversations=conversations,
             any_session=request.session_id is None and user_id is None,
