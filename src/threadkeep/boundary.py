@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import wraps
 from types import TracebackType
 from typing import Any
@@ -78,7 +78,7 @@ async def running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[a
             await task
 
 
-class ErrorBoundary:
+class ErrorBoundary(AbstractContextManager["ErrorBoundary", bool]):
     """A context manager that catches any error of its block, stores it in `error`, and reports it.
 
     Use it in background loops that must survive each failure, around models and other code that may raise anything, and
@@ -99,10 +99,6 @@ class ErrorBoundary:
             raise AttributeError("The block raised no error; check that `error` is not None first.")
         return self.error
 
-    def __enter__(self) -> ErrorBoundary:
-        """Return the boundary, whose `error` is set if the block fails."""
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
@@ -115,14 +111,11 @@ class ErrorBoundary:
         return True
 
 
-class OnFailure:
+class OnFailure(AbstractContextManager["OnFailure", None]):
     """A context manager that calls `undo` if its block raises or is cancelled."""
 
     def __init__(self, undo: Callable[[], object]) -> None:
         self._undo = undo
-
-    def __enter__(self) -> None:
-        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         """Call `undo` if the block failed."""
@@ -130,14 +123,11 @@ class OnFailure:
             self._undo()
 
 
-class AsyncOnFailure:
+class AsyncOnFailure(AbstractAsyncContextManager["AsyncOnFailure", None]):
     """The asynchronous form of `OnFailure`: it awaits `undo`."""
 
     def __init__(self, undo: Callable[[], Awaitable[object]]) -> None:
         self._undo = undo
-
-    async def __aenter__(self) -> None:
-        """Do nothing."""
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         """Await `undo` if the block failed."""

@@ -8,6 +8,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -263,13 +264,10 @@ def sqlite_errors(*others: type[BaseException]) -> tuple[type[BaseException], ..
 
 
 @dataclass(slots=True)
-class translated:  # noqa: N801 - used like a function, as the classes in contextlib
+class translated(AbstractContextManager["translated", None]):  # noqa: N801 - used like a function, as the classes in contextlib
     """A context manager that translates SQLite's errors into Threadkeep's errors, which name the `path`, if given."""
 
     path: Path | None = None
-
-    def __enter__(self) -> None:
-        """Begin the block."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Raise Threadkeep's error instead of SQLite's."""

@@ -16,7 +16,7 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
     Errors are translated in the methods that a graph calls while it runs, and in the deletion of threads.
     """
 
-    translated: ClassVar[Callable[[], AbstractContextManager[None]]]
+    translated: ClassVar[Callable[[], AbstractContextManager[object]]]
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that `config` names, or the newest one of its thread."""
