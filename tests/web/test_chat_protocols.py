@@ -526,6 +526,17 @@ async def test_a_run_of_ag_ui_that_asks_a_person_is_interrupted_and_resumed(
     assert [text for _, text, _ in said(stored)] == ["Pay.", "You said yes."]
 
 
+async def test_a_question_of_ag_ui_that_is_no_text_is_shown_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asking_size.py").write_text(ASKING.replace("'Ship it?'", "{'größe': 2}"))
+    monkeypatch.syspath_prepend(tmp_path)
+    async with service(tmp_path, ScriptedModel([]), workflows="size=asking_size:graph") as client:
+        body = run_input([{"id": "a", "role": "user", "content": "Go."}]) | {"forwardedProps": {"workflow": "size"}}
+        [question] = (await parts_of(client, "/api/v1/ag-ui", body))[-1]["outcome"]["interrupts"]
+    assert (question["message"], question["metadata"]) == ('{"größe": 2}', {"value": {"größe": 2}})
+
+
 async def test_a_cancelled_interrupt_of_ag_ui_cancels_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with asking_thread(tmp_path, monkeypatch) as (send, client):
         [question] = (await send())[-1]["outcome"]["interrupts"]

@@ -119,7 +119,7 @@ class _Events(StreamParts):
                 {
                     "id": one.id,
                     "reason": "input_required",
-                    "message": one.value if isinstance(one.value, str) else json.dumps(one.value),
+                    "message": one.value if isinstance(one.value, str) else json.dumps(one.value, ensure_ascii=False),
                     "metadata": {"value": one.value},
                 }
                 for one in questions(event)
