@@ -158,6 +158,18 @@ async def test_a_page_of_runs_is_read_by_the_index_of_its_filters(
         assert await most_rows_of(database_url, sql, parameters) <= 600
 
 
+@pytest.mark.parametrize("analyzed", [False, True], ids=["no statistics", "statistics"])
+async def test_the_poll_for_ready_runs_reads_only_queued_runs(postgres_url: str, analyzed: bool) -> None:
+    """Each worker polls for runs that may begin. 500 of the 20,000 runs are queued."""
+    parameters: Parameters = {"before": "2999-01-01", "ahead": "2999-01-01", "limit": 20}
+    async with migrated_driver(postgres_url):
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            await connection.execute(_RUNS)
+            await connection.execute("UPDATE chat_runs SET arrival = substr(run_id, 2)::int")
+            await connection.execute("ANALYZE" if analyzed else "SELECT 1")
+        assert await most_rows(postgres_url, "ready", parameters, file="runs_order.sql") <= 2_000
+
+
 async def test_postgres_plans_each_page_of_runs_for_its_filters(postgres_url: str) -> None:
     """A plan for any parameters, which PostgreSQL may use for a prepared statement, would sort long sessions."""
     async with migrated_driver(postgres_url) as driver:
