@@ -55,7 +55,6 @@ _INVALID = "This is not a ChatKit request; send what ChatKit's page sends, and n
 _ACTIONS = (
     "The service has no actions of widgets; for these, write a ChatKit server of your own with `ThreadkeepStore`."
 )
-
 _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 
@@ -137,7 +136,8 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
             case ThreadsRetryAfterItemReq(params=after):
                 await self._store.load_item(after.thread_id, after.item_id, context)
                 context = replace(context, asks_again=True)
-            case ThreadsCustomActionReq() | ThreadsSyncCustomActionReq():
+            case ThreadsCustomActionReq(params=acted) | ThreadsSyncCustomActionReq(params=acted):
+                await self._store.load_thread(acted.thread_id, context)
                 raise ProblemRaised(make_problem(422, "invalid-request", _ACTIONS))
         return await super().process(request, context)
 
