@@ -13,8 +13,7 @@ from tests.history.retaining import deleting
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, open_memory
 from threadkeep.context.window import Limits
 from threadkeep.errors import InvalidInput, MessageNotFound
-from threadkeep.history.recollection import Past, Recollection
-from threadkeep.history.session_rows import SessionCache
+from threadkeep.history.recollection import Past, Recollection, SessionCache
 from threadkeep.records import Retention, RetentionLimits, Role
 from threadkeep.store.archive import ArchivedPart
 from threadkeep.store.tables import TableTranscripts

@@ -34,10 +34,11 @@ from threadkeep.history.memory import Memory
 
 @dataclass(frozen=True)
 class ModelUse:
-    """The model of a call, and the tools that it may use."""
+    """The model of a call, the tools that it may use, and the model's description for tracers, if it was asked."""
 
     model: BaseChatModel | None = None
     tools: Sequence[object] = ()
+    described: Mapping[str, Any] | None = None
 
 
 def chosen_model[M: BaseChatModel | None](model: M, config: RunnableConfig | None = None) -> M:
@@ -115,7 +116,7 @@ class Measuring:
             BudgetTooSmall: the tools fill the model's window.
         """
         options, memory = self.options, self.memory
-        facts = facts_of(use.model, options.context_window)
+        facts = facts_of(use.model, options.context_window, use.described)
         learns = options.counter is None and memory.counter is estimate
         counter = options.counter or memory.counter
         if learns:

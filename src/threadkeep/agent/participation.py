@@ -178,14 +178,12 @@ class Participation:
             return self.turn
         # Store the answers that ended runs of the session have left in memory. Discard such an answer if this call
         # repeats its question. Answers of runs that may be alive stay in memory.
-        of_session = [one for one in self.registry.calls.values() if one.session.session_id == self.session.session_id]
-        for call in of_session:
-            repeats = call.question_id is not None and call.question_id == self.question_id
-            if call is self or call.silent or not (call.is_over or (repeats and call.status == "failed")):
-                continue
-            if repeats:
-                call.leave()
-            else:
+        others = [one for one in self.registry.calls.values() if one is not self and not one.silent]
+        for call in [one for one in others if one.session.session_id == self.session.session_id]:
+            if call.question_id is not None and call.question_id == self.question_id:
+                if call.status == "failed" or call.is_over:
+                    call.leave()
+            elif call.is_over:
                 await call.settle()
         try:
             async with self.root.storing.setdefault(self.memory, asyncio.Lock()):

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import takewhile
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
@@ -406,9 +405,12 @@ class TurnContext:
         self._new_begin = sent.begin_seq or self._new_begin
         if self._room is None:
             # The room for history is the budget without system message, summaries and extras.
-            pinned = takewhile(lambda entry: entry.section in ("system", "summary"), sent.entries)
-            taken = sum([entry.tokens for entry in pinned]) + sum(draft.rooms.values())
-            left = max(draft.call.budget - taken, 0)
+            left = draft.call.budget - sum(draft.rooms.values())
+            for entry in sent.entries:
+                if entry.section not in ("system", "summary"):
+                    break
+                left -= entry.tokens
+            left = max(left, 0)
             tokens = None if measure.stored is None else measure.as_stored(left, sent)
             self._room = WindowRoom(tokens, self._options.message_limit, self._options.plan.step)
             self._budget = measure.as_stored(measure.budget, sent)

@@ -292,11 +292,13 @@ class ModelFacts:
     known: bool = True
 
 
-def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
+def facts_of(
+    model: BaseChatModel | None, override: int | None = None, described: Mapping[str, Any] | None = None
+) -> ModelFacts:
     """Return the facts of a model. Its window is `override` or, if this is None, comes from its profile or name.
 
     `name` is the model name that a LangChain chat model sends to its provider, in a form that can be stored. `provider`
-    is the provider that the model reports to tracers.
+    is the provider that the model reports to tracers, in `described` if the caller has asked the model.
     """
     names = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
     name = next(iter([kept_name(one) for one in names if isinstance(one, str) and one]), None)
@@ -304,8 +306,9 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     limit = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
     window = known_window(name, override if override is not None else limit)
     # Call a private method, because LangChain has no public method for this. Some models lack it.
-    describe = getattr(model, "_get_ls_params", None)
-    provider = describe().get("ls_provider") if describe is not None else None
+    if described is None and (describe := getattr(model, "_get_ls_params", None)) is not None:
+        described = describe()
+    provider = described.get("ls_provider") if described is not None else None
     return ModelFacts(
         name, window or DEFAULT_WINDOW, provider if isinstance(provider, str) else None, known=window is not None
     )

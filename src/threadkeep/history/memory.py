@@ -29,9 +29,9 @@ from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.memory_parts import Backend, LearnedFactors, MemoryParts, MessageSearch, TextDigests
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
+from threadkeep.history.recollection import SessionCache
 from threadkeep.history.retention_rounds import RunPruner
 from threadkeep.history.session import Session
-from threadkeep.history.session_rows import SessionCache
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
 from threadkeep.records.sessions import check_argument, check_each, check_user_id
 from threadkeep.store.address import DatabaseAddress

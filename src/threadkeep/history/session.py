@@ -29,9 +29,16 @@ from threadkeep.errors import (
     WrongUser,
 )
 from threadkeep.history.keys import check_session_id
-from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader, question_of
+from threadkeep.history.recollection import (
+    Past,
+    ReadPast,
+    Recollection,
+    SessionCache,
+    WindowReader,
+    question_of,
+    rows_of,
+)
 from threadkeep.history.session_events import ReportedRead, SessionEvents
-from threadkeep.history.session_rows import SessionCache, rows_of
 from threadkeep.observe import Observer, StoreRead, StoreWrite
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.messages import session_html

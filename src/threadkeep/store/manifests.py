@@ -124,8 +124,8 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         The manifest is stored without the ids of its transcript messages, so these must be the ids in the transcript.
         """
         session_id = str(entry.session_id)
-        short = without_ids(entry.manifest(), _columns(session_id, entry.run_id))
         now, key = self._clock(), {"session_id": session_id, "run_id": entry.run_id}
+        short = without_ids(entry.manifest(), key)
         packed = compress(json_text(short, ENCODER.encode))  # the keys are names of fields, which are text
         row = {**key, "created_at": short_time(entry.created_at, self.backend), "manifest": packed}
         used = {"session_id": session_id, "now": time_text(now), "worn": time_text(now - _RENEWAL)}
