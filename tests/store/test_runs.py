@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import timedelta
 
 from tests.children import run_together
 from tests.store.running import asked
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.records import Json
+from threadkeep.records.runs import RunBudget
 from threadkeep.store.runs.order import Added
 from threadkeep.testing import SettableClock
 
@@ -64,3 +67,15 @@ async def test_invalid_characters_of_an_answer_are_replaced(memory: Memory) -> N
     found = await memory.runs.run("run-1")
     assert found is not None
     assert found.result == {"response": "a\ufffdb\ufffdc"}
+
+
+async def test_a_new_run_is_returned_as_it_is_stored(memory: Memory, clock: SettableClock) -> None:
+    """Its fields are not read back from the database, so each must have the value that a later read returns."""
+    for number, owner in ((1, "me"), (2, None)):
+        new = asked(f"run-{number}", message=f"m{number}", said="é\0")
+        new = replace(new, user_id="ann", version="v1", node_id="n", trigger="webhook", any_session=True)
+        new = replace(new, budget=RunBudget(5, 0.1), deadline_at=clock() + timedelta(seconds=1))
+        added = await memory.runs.order.add(new, owner=owner)
+        assert added.run == await memory.runs.run(new.run_id)
+        assert added.run.status == ("running" if owner else "queued")
+        clock.advance(1)

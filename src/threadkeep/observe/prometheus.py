@@ -259,7 +259,7 @@ class PrometheusObserver:
     def _follow(
         self, kind: type[events.Event], series: _Series[Counter] | _Series[Histogram], amount: str | None, *labels: str
     ) -> None:
-        """Let each event of a kind add its field `amount` (or 1) to the series that its fields `labels` select."""
+        """Update a metric at each event of a kind, by the event's field `amount` or by 1. `labels` name fields."""
 
         def count(event: Any) -> None:
             metric = series.of(*[getattr(event, label) for label in labels])

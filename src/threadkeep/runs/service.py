@@ -67,9 +67,9 @@ _PAGE = 200
 
 
 class RunService:
-    """The service that starts, resumes, retries, follows, cancels and lists the runs of a database, except child runs.
+    """The service that starts, resumes, retries, follows, cancels and lists the runs of a database.
 
-    `open_runs` opens and closes it.
+    Nodes, not this service, start child runs. `open_runs` opens and closes it.
     """
 
     _closes_at = math.inf
@@ -266,7 +266,7 @@ class RunService:
 
     async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
         options = workflow.options
-        # Of each limit, the lower one applies; None is no limit, and 0 is not possible.
+        # The lower limit applies. None means no limit; a limit of 0 is rejected earlier.
         seconds = min(filter(None, (request.deadline_seconds, options.deadline_seconds)), default=None)
         max_tokens = min(filter(None, (request.budget.max_tokens, options.max_tokens)), default=None)
         max_cost = min(filter(None, (request.budget.max_cost, options.max_cost)), default=None)
@@ -325,7 +325,7 @@ class RunService:
         joined = self._runs.order.beginning(new, policy, owner, str(question.id))
         session = self._memory.session(new.session_id, user_id=new.user_id)
         limit = min(options.message_limit or PAGE_ROWS, PAGE_ROWS)
-        work_for("http" if new.trigger == "http" else "other")  # this is a task of its own: see `submit`
+        work_for("http" if new.trigger == "http" else "other")  # only for this task, which `submit` has created
         begun = await session.begin_joined([question], joined, profile=options.profile or "", limit=limit)
         if begun is None:
             return None

@@ -34,7 +34,6 @@ _START_TIMES = 10
 _MOST_EVENTS = 5_000
 """The maximum number of events that are kept while the database is down; beyond it, the oldest groups are dropped."""
 
-
 UNNAMED = "unnamed"
 """The model name for calls of models that do not report their name."""
 
@@ -42,7 +41,7 @@ UNNAMED = "unnamed"
 class Ledger(AsyncCallbackHandler):
     """The token usage of one execution of a run, checked against the budgets of the run and its ancestors.
 
-    It drops the events of the run; the subclass `RunTracer` records them, for a run in the database.
+    It ignores the run's events. The subclass `RunTracer`, for runs in the database, records them.
 
     As a callback, it adds the usage of each model call exactly once. Concurrent calls may exceed a budget, because a
     call is counted when it ends. A model without a price costs nothing.

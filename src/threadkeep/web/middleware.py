@@ -47,11 +47,11 @@ _STOPPED = "The service stopped before it had answered; send the request again."
 
 @dataclass(frozen=True)
 class Access:
-    """Middleware that passes a request on with its caller, or rejects it before its body is read.
+    """Middleware that passes a request on with its caller, or rejects it.
 
-    The status is 401 without a valid key or token, 403 if the request is not from this machine or the key lacks the
-    scope, 429 after too many requests, and 503 if the keys of the service or of a token's issuer cannot be read. It is
-    413 if the declared or the received size of the body exceeds `body_limit` bytes.
+    Before the body is read, the status is 401 without a valid key or token, 403 if the request is not from this machine
+    or the key lacks the scope, 429 after too many requests, and 503 if the keys of the service or of a token's issuer
+    cannot be read. It is 413 if the body has, or declares, more than `body_limit` bytes.
     """
 
     app: ASGIApp

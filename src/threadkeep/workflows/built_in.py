@@ -76,7 +76,7 @@ class ChatNode(AgentNode):
     ) -> AIMessage:
         """Store the run's question, answer it with one model call and without an agent, and store the answer.
 
-        The messages in `state` are the question, because the chat has no other nodes.
+        All messages in `state` are the question, because no other node has added any.
 
         A stored answer is returned without a call. The current LangChain config must be the config of the run.
         """

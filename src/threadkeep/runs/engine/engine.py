@@ -192,7 +192,7 @@ _names: set[str] = set()
 class LocalEngine(Engine):
     """An engine whose queue is only in memory, so its runs end with the process."""
 
-    name = ""
+    name = ""  # an attribute in place of the abstract property
 
     def __init__(self, execute: Execute, options: EngineOptions, troubled: Troubled) -> None:
         super().__init__(execute, troubled)

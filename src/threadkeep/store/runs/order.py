@@ -172,7 +172,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
         _, given = joined.before[-1]
         [(status, owner, started_at, arrival)] = rows[len(joined.before) - 1]
         started = None if started_at is None else time_of(started_at)
-        # The row has these values in its other columns.
+        # The columns that are not read contain the values of `new`.
         return Run(
             run_id=new.run_id,
             session_id=new.session_id,

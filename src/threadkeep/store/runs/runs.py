@@ -354,7 +354,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
 
     def _end_parameters(self, run_id: str, owner: str, ending: RunEnding) -> dict[str, object]:
         result, asked = ending.result, ending.asked
-        # Only when a run is done may the texts of its inputs be left to the transcript.
+        # Omit texts that the transcript has, but only if the run is done: a retry reads them from the run.
         inputs = asked.inputs if asked is not None and ending.status == "done" else ()
         short = None if result is None else short_result(result)
         message_id, text = (None, None) if result is None or short is None else (result["message_id"], result["text"])
