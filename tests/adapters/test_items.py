@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import sys
 
+import psycopg
 import pytest
 
 from threadkeep import Memory, Message
@@ -41,6 +42,21 @@ async def test_a_turn_without_statements_is_stored_whole_or_not_at_all(memory: M
     assert await session.count() == 1
     with pytest.raises(WrongUser):
         await append_once(memory.session("s", user_id="bob"), turn[:1], Joined())
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+async def test_a_turn_waits_for_a_locked_session(memory: Memory, database_url: str) -> None:
+    """A session that another transaction locks for two seconds delays the turn."""
+    session = memory.session("s", user_id="ann")
+    await session.append([Message("user", "Hello.")])
+    async with await psycopg.AsyncConnection.connect(database_url) as other:
+        await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
+        turn = [Message("system", "[revision]", id="revision:1"), Message("user", "Are you there?")]
+        stored = asyncio.ensure_future(append_once(session, turn, Joined()))
+        assert not (await asyncio.wait([stored], timeout=2))[0]
+        await other.rollback()
+    assert await stored
+    assert [one.content for one in await session.tail(3)] == ["Hello.", "[revision]", "Are you there?"]
 
 
 async def test_a_turn_supersedes_later_messages_or_changes_nothing(memory: Memory) -> None:

@@ -14,7 +14,7 @@ from threadkeep.store.driver import Joined
 
 _OPENAI_ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant"}
 _OPENAI_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_ATTEMPTS = 3
+_ATTEMPTS = 20  # on PostgreSQL, each waits half a second for a locked session
 _PAGE = 50
 
 
