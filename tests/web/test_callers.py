@@ -19,7 +19,7 @@ from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
 from threadkeep.store.api_keys import KeyScope
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.web.callers import PUBLIC, READS, Buckets
+from threadkeep.web.callers import PUBLIC, READS, Buckets, Caller
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS
 from threadkeep.web.service import create_service
 
@@ -283,6 +283,21 @@ async def test_an_open_stream_ends_when_its_key_is_revoked(tmp_path: Path, path:
             assert [await anext(comments) for _ in range(20)]
         gate.open()
         await until(lambda: app.chat.running == 0)
+
+
+async def test_a_stream_reads_no_keys_for_a_caller_without_a_key_in_the_database(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such streams are not delayed by a slow database."""
+    keys, reads = create_service(app).state.keys, 0
+
+    async def refresh() -> None:
+        nonlocal reads
+        reads += 1
+
+    monkeypatch.setattr(keys, "refresh", refresh)
+    await keys.check(Caller("ops", "admin"))
+    assert reads == 0
 
 
 def test_a_bucket_is_refilled_evenly() -> None:

@@ -261,10 +261,10 @@ class KeyRing:
         Raises:
             ProblemRaised: the key was revoked, or it has expired (401).
         """
-        await self.refresh()
-        key = self._known.get(caller.digest or "")
-        if caller.digest is not None and (key is None or not key.is_valid(self._clock())):
-            raise ProblemRaised(make_problem(401, "api-key-revoked", _REVOKED))
+        if caller.digest is not None:
+            await self.refresh()
+            if (key := self._known.get(caller.digest)) is None or not key.is_valid(self._clock()):
+                raise ProblemRaised(make_problem(401, "api-key-revoked", _REVOKED))
 
     async def _read(self) -> None:
         try:
