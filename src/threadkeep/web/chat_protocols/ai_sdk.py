@@ -171,9 +171,10 @@ async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> U
     """
     session, _ = await AllSessions(app.memory).find(chat_id, user_id=user_id)
     active = await _active(app, chat_id, user_id)  # before the transcript, which gets a message when its turn begins
+    sent = [one for run in reversed(active) for one in run.inputs if one.message_id]
+    new = [one for one in sent if await session.find(str(one.message_id)) is None]  # finds superseded messages too
     shown = await session.tail(_MOST)
-    stored = {one.id for one in shown}
-    waiting = [one for run in reversed(active) for one in run.inputs if one.message_id not in stored]
+    waiting = [one for one in new if one.message_id not in {message.id for message in shown}]
     queued = [Message(role="user", content=text_of_input(one), id=one.message_id) for one in waiting]
     return UIMessages(messages=[UIMessage.of(message) for message in (*shown, *queued)])
 
