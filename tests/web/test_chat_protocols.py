@@ -395,6 +395,21 @@ async def resumed_texts(client: httpx2.AsyncClient) -> str:
         return text_of([one async for one in data_of(response)])
 
 
+async def test_a_reloaded_page_lacks_the_older_version_of_an_edited_message(tmp_path: Path) -> None:
+    """The turn of the older version still runs, but its message is superseded."""
+    gate = Gate()
+    async with service(tmp_path, ScriptedModel([["one", gate], "two"])) as client, asyncio.timeout(HANG_SECONDS):
+        path, sent = "/api/v1/ai-sdk/chat", [{"id": "room", "messages": [ui_message(text)]} for text in ("hi", "hello")]
+        first = asyncio.create_task(parts_of(client, path, sent[0]))
+        await gate.reached()
+        second = asyncio.create_task(parts_of(client, path, sent[1] | {"messageId": "m1"}))
+        await until(lambda: is_queued(client))
+        shown = (await client.get(f"{path}/room")).json()["messages"]
+        gate.open()
+        await asyncio.gather(first, second)
+    assert [part["text"] for one in shown for part in one["parts"]] == ["hello"]
+
+
 async def test_a_reloaded_page_does_not_repeat_a_run_without_a_message_id(tmp_path: Path) -> None:
     """Such a run cannot be joined, so there is nothing to resume."""
     gate = Gate()
@@ -506,7 +521,11 @@ async def test_a_run_of_ag_ui_that_asks_a_person_is_interrupted_and_resumed(
         answer = {"interruptId": question["id"], "status": "resolved", "payload": "yes"}
         body = run_input([{"id": "b", "role": "user", "content": "And?"}]) | {"resume": [answer]}
         beside = await client.post("/api/v1/ag-ui", json=body)
-        wrong = await client.post("/api/v1/ag-ui", json=run_input([]) | {"resume": [answer | {"interruptId": "x"}]})
+        wrong = [
+            await client.post("/api/v1/ag-ui", json=run_input([]) | {"resume": [answer | {"interruptId": "x"} | more]})
+            for more in ({}, {"status": "cancelled"})
+        ]
+        empty = await send(resume=[])
         resumed, again = await send(answer), await send(answer)
         stored = await history(client, "room")
     assert [one["type"] for one in asked] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
@@ -517,8 +536,8 @@ async def test_a_run_of_ag_ui_that_asks_a_person_is_interrupted_and_resumed(
         "message": "Ship it?",
         "metadata": {"value": "Ship it?"},
     }
-    assert (outcome["type"], repeated) == ("interrupt", asked)
-    assert [beside.status_code, wrong.status_code] == [422, 422]
+    assert (outcome["type"], repeated, empty) == ("interrupt", asked, asked)
+    assert [one.status_code for one in (beside, *wrong)] == [422, 422, 422]
     for parts in (resumed, again):
         assert "".join(one.get("delta", "") for one in parts) == "You said yes."
         assert parts[-1]["outcome"] == {"type": "success"}
@@ -545,6 +564,31 @@ async def test_a_cancelled_interrupt_of_ag_ui_cancels_the_run(tmp_path: Path, mo
     assert cancelled[0]["type"] == "RUN_STARTED"
     assert cancelled[-1]["outcome"] == {"type": "cancelled"}
     assert run["status"] == "cancelled"
+
+
+async def test_a_run_that_answers_several_messages_is_resumed_in_ag_ui(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sends all messages, and the newest one is not the first message of the run."""
+    gate = Gate()
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = ScriptedModel([["one", gate]])
+    async with service(tmp_path, model, workflows="asking=asking:graph") as client, asyncio.timeout(HANG_SECONDS):
+        asked = [{"id": name, "role": "user", "content": name} for name in "abc"]
+        first = asyncio.create_task(parts_of(client, "/api/v1/ag-ui", run_input(asked[:1])))
+        await gate.reached()
+        for one in asked[1:]:
+            run = {"assistant_id": "asking", "multitask_strategy": "coalesce", "input": {"messages": [one]}}
+            assert (await client.post("/threads/room/runs", json=run)).status_code == 200
+        gate.open()
+        await first
+        body = run_input(asked[1:]) | {"forwardedProps": {"workflow": "asking"}}
+        [question] = (await parts_of(client, "/api/v1/ag-ui", body))[-1]["outcome"]["interrupts"]
+        answer = {"interruptId": question["id"], "status": "resolved", "payload": "yes"}
+        resumed = await parts_of(client, "/api/v1/ag-ui", body | {"resume": [answer]})
+    assert resumed[-1]["outcome"] == {"type": "success"}
+    assert [one["content"] for one in resumed[-2]["messages"]] == ["a", "one", "b", "c", "You said yes."]
 
 
 async def test_a_queued_run_of_ag_ui_begins_with_the_answer_before_it(tmp_path: Path) -> None:

@@ -51,10 +51,7 @@ from threadkeep.workflows.built_in import CHAT
 
 _NOT_FOUND = "The thread, item or attachment does not exist, or it belongs to another user."
 _INVALID = "This is not a ChatKit request; send what ChatKit's page sends, and name attachments by their ids only."
-
-_ACTIONS = (
-    "The service has no actions of widgets; for these, write a ChatKit server of your own with `ThreadkeepStore`."
-)
+_ACTIONS = "The service offers no actions of widgets; for these, write your own ChatKit server with `ThreadkeepStore`."
 _REQUEST: TypeAdapter[ChatKitReq] = TypeAdapter(ChatKitReq)
 
 

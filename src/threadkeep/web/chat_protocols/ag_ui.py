@@ -61,7 +61,6 @@ class RunAgentBody(
     forwarded_props: dict[str, JsonValue] | None = Field(
         None, alias="forwardedProps", description="`workflow` and `user_id`, if any."
     )
-
     resume: Annotated[list[ResumeEntry], Field(max_length=100)] | None = Field(
         None, description="The answers to all questions of a waiting run. `cancelled` cancels the run."
     )
@@ -174,7 +173,7 @@ async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, requ
     spoken = [one for one in body.messages if isinstance(one, dict) and one.get("role") in ("user", "assistant")]
     rows = [{**{name: one.get(name) or "" for name in ("role", "id")}, "content": _content(one)} for one in spoken]
     sent = Sent(messages_of(rows), body.thread_id, user_id, body.prop("workflow") or CHAT)
-    resumed = None if body.resume is None else await _resumed(app, body.resume, sent)
+    resumed = await _resumed(app, body.resume, sent) if body.resume else None
     turn = await sent.begin(app, stream=True) if resumed is None else join_run(app, resumed)
     return await open_stream(turn, _Events(app, body, user_id), request)
 
@@ -183,15 +182,18 @@ async def _resumed(app: App, answers: Sequence[ResumeEntry], sent: Sent) -> Run 
     """Answer or cancel the run that waits for a person, and return it. Return None if no run waits.
 
     Raises:
-        InvalidInput: the run asks other or more questions, or the request has a message after the run's message.
+        InvalidInput: the run asks other or more questions, or the request has a message that the run does not answer.
     """
     values = {one.interrupt_id: one.payload for one in answers}
     waiting = (await find_thread(app, str(sent.session_id), user_id=sent.user_id)).waiting(values)
     if waiting is None:
         return None
-    asked, runs = new_messages(sent.messages), await app.runs.service()
-    if waiting.message_id is None or (asked and id_of(asked[-1]) != waiting.message_id):
-        raise InvalidInput("`resume` needs the id of the waiting run's message, and no message after it; send it then.")
+    asked, names = new_messages(sent.messages), {one.message_id for one in waiting.inputs}
+    if not names or None in names or (asked and id_of(asked[-1]) not in names):
+        raise InvalidInput("`resume` needs a run whose messages have ids, and no new message; send that afterwards.")
+    if not values.keys() <= {one.id for one in questions(waiting)}:
+        raise InvalidInput("The run does not ask this any more; send its message again to see what it asks now.")
+    runs = await app.runs.service()
     if any(one.status == "cancelled" for one in answers):
         await runs.cancel(waiting.run_id, user_id=sent.user_id)
     else:
