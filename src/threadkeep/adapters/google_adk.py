@@ -335,7 +335,7 @@ def _prefix(app_name: str) -> str:
 def _key(app_name: str, user_id: str, session_id: str) -> str:
     """Return the id of the Threadkeep session for an ADK session, with a digest if the id would be too long."""
     ids = (user_id, session_id)
-    # If the id with escaped characters beyond ASCII would be too long, leave the printable ones unchanged.
+    # If the id would be too long, do not escape printable characters beyond ASCII.
     unescaped = ["".join(c if c.isprintable() and not c.isascii() else keys.escape_key(c) for c in one) for one in ids]
     parts = [":".join(map(keys.escape_key, ids)), ":".join(unescaped)]
     longest = keys.MAX_KEY_CHARACTERS - len(_prefix(app_name))

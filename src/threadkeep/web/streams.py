@@ -77,7 +77,7 @@ class StreamParts(ABC):
         self._has_spoken = False
 
     def events(self, turn: ChatTurn) -> AsyncGenerator[ChatEvent | Run]:
-        """Return the events of the turn. A protocol can end a turn without an answer with its run."""
+        """Return the events of the turn. If there is no answer, an encoder may yield the run as the last event."""
         return turn.follow()
 
     async def of(self, event: ChatEvent | Run | None, turn: ChatTurn) -> AsyncIterator[bytes]:

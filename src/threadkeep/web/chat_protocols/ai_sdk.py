@@ -192,7 +192,7 @@ async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id:
 
 
 async def _active(app: App, chat_id: str, user_id: str | None) -> list[Run]:
-    """Return the runs of a chat that are running or queued, newest first, if their messages have ids."""
+    """Return a chat's running and queued runs, newest first, without runs whose newest message has no id."""
     found = await newest_runs(await app.runs.service(), chat_id, user_id=user_id)
     return [run for run in found if run.status in ACTIVE and run.inputs and run.inputs[-1].message_id]
 

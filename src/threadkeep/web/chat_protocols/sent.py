@@ -77,7 +77,7 @@ class Sent:
 
 
 def join_run(app: App, run: Run) -> ChatTurn:
-    """Join the turn that a run answers, and return it. The newest message of the run must have an id."""
+    """Join the turn of a run, and return it. The newest message of the run must have an id."""
     asked = run.inputs[-1]
     request = RunRequest(
         text=text_of_input(asked),
