@@ -319,3 +319,17 @@ async def test_an_answer_that_cannot_be_stored_anywhere_is_not_returned(
         await recover(memory)
         assert [text for _, text in await kept(memory)] == ["hi", "hello", "and now?", "only one"]
     assert len(model.calls) == 2
+
+
+async def test_a_record_is_made_once_if_it_cannot_join_the_answer(
+    tmp_path: Path, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If messages are in a LangGraph store, the record of a model call is only made for the queue, not before."""
+    options = dataclasses.replace(memory_options, transcripts="graph_store")
+    async with open_memory(f"sqlite:///{tmp_path / 'chat.db'}", options=options) as memory:
+        made: list[object] = []
+        monkeypatch.setattr(memory.manifests, "joined", made.append)
+        agent = create_agent(ScriptedModel(["Hello."]), middleware=[SessionMemory(memory)])
+        await agent.ainvoke({"messages": [HumanMessage("Hi.")]}, config_of("one"))
+        assert [message.content for message in await memory.session("one").tail(5)] == ["Hi.", "Hello."]
+        assert made == []

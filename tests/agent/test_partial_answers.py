@@ -14,6 +14,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from tests.agent.talking import ROOM, Agent, add, adding, ask, config_of, kept_with_status, make_agent, seen, tokens
 from threadkeep import Memory, Message, SessionMemory, session_turn
+from threadkeep.agent.callbacks import PartialAnswer
 from threadkeep.errors import StoreUnavailable
 from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.records import Turn
@@ -206,3 +207,7 @@ async def test_a_partial_answer_without_an_id_is_stored_once(memory: Memory, mon
             [_ async for _ in FailingLLM().astream("q")]
     await memory.pending.deliver()
     assert await kept_with_status(memory) == [("user", "q", "complete"), ("assistant", "It is ", "failed")]
+
+
+def test_the_text_of_a_model_call_is_not_in_the_repr_of_its_handler() -> None:
+    assert "Confidential" not in repr(PartialAnswer(text="Confidential"))

@@ -269,7 +269,7 @@ class Ending(GraphCallbackHandler):
             self.output = outputs
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PartialAnswer(BaseCallbackHandler):
     """A handler that collects the text of a streaming model, so that a cancelled run can store it.
 

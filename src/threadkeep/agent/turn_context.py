@@ -219,7 +219,7 @@ class TurnContext:
         manifest, texts = self._manifest(*self._open), self._open[0].texts
         return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
 
-    def joined(self) -> Joined:
+    def joined(self, _: Sequence[Message] = ()) -> Joined:
         """Return SQL for the answer's transaction: it stores the call's record, and the start of history if changed."""
         manifests, entry = self._memory.manifests, self._entry()
         if entry is not None and (entry.session_id != self.session.session_id or manifests.has_earlier(entry)):

@@ -325,7 +325,7 @@ class OpenTurn(TurnContext):
         question_id, joined = self._known_question_id, None
         try:
             if completes is None:
-                joined = await self.session.record_joined([answer], self.joined(), answers=question_id, told=told)
+                joined = await self.session.record_joined([answer], self.joined, answers=question_id, told=told)
             if joined is not None:
                 receipt: Receipt | None = joined[0]
                 self._anchored = True

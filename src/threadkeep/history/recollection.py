@@ -351,10 +351,9 @@ def _whole(known: SessionRows, begin: int, before: int, limits: Limits) -> tuple
 
 
 def _before_window(state: ContextState, profile: str | None) -> tuple[int, bool, int, list[Exclusion]]:
-    """Return `begin` and `begun` of the `Recollection`, and the messages before `begin`.
+    """Return `begin`, `begun`, `dropped` and `excluded` of a `Recollection` that has all messages from `begin` on.
 
-    These are the number of messages between the last deleted, reset, archived or summarised message and the anchor, and
-    the excluded ranges.
+    `dropped` counts the messages between the anchor and the last deleted, reset, archived or summarised message.
     """
     gaps: list[Exclusion] = []
     last = state.deleted_seq
