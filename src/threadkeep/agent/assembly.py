@@ -375,7 +375,7 @@ class Assembler:
         return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
     def _stored_as(self, call: Call, piece: Piece) -> tuple[Source, int | None]:
-        """Return `transcript` if the transcript has the message exactly as it is sent, else `text`; and its `seq`."""
+        """Return a message's `seq`, after `transcript` if it is sent exactly as stored, otherwise after `text`."""
         message = piece.message
         row = None if piece.id is None else self._rows_by_id.get(piece.id)
         seq = None if row is None else row.seq

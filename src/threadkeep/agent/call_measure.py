@@ -34,7 +34,7 @@ from threadkeep.history.memory import Memory
 
 @dataclass(frozen=True)
 class ModelUse:
-    """The model of a call, the tools that it may use, and the model's description for tracers, if it was asked."""
+    """The model of a call, the tools that it may use, and its description for tracers; None if it was not read yet."""
 
     model: BaseChatModel | None = None
     tools: Sequence[object] = ()

@@ -398,7 +398,7 @@ class Participation:
         self._runs.clear()
 
     def _check(self, checks: int) -> None:
-        """Store the held answer if its run has ended. Otherwise check again, `checks` times in all, then store it."""
+        """Store the held answer if its run has ended or this is the last of `checks` checks; otherwise, check later."""
         loop = asyncio.get_running_loop()
         if checks > 1 and not self.is_over:
             self._timer = loop.call_later(ABANDONED_SECONDS, self._check, checks - 1, context=Context())

@@ -298,7 +298,7 @@ def facts_of(
     """Return the facts of a model. Its window is `override` or, if this is None, comes from its profile or name.
 
     `name` is the model name that a LangChain chat model sends to its provider, in a form that can be stored. `provider`
-    is the provider that the model reports to tracers, in `described` if the caller has asked the model.
+    is the provider that the model reports to tracers. `described` is this report, if the caller has read it already.
     """
     names = [getattr(model, attribute, None) for attribute in ("model_name", "model")]
     name = next(iter([kept_name(one) for one in names if isinstance(one, str) and one]), None)
