@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from itertools import product, repeat
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,8 @@ from langgraph_sdk.schema import Command, MultitaskStrategy, StreamMode, StreamP
 from tests.limits import HANG_SECONDS
 from tests.web.services import history, listening, opened_app, said, served, settings_for, until
 from tests.web.test_langgraph_protocol import ASKING, COUNTING, asks, sdk, texts
+from threadkeep.errors import StoreUnavailable
+from threadkeep.history.session import Session
 from threadkeep.testing import Gate, ScriptedModel
 
 NOTING = """
@@ -552,9 +555,20 @@ async def test_a_run_is_cancelled_by_request_and_by_disconnect(tmp_path: Path) -
     assert [one["status"] for one in (cancelled, gone, given_up)] == ["interrupted"] * 3
 
 
-async def test_a_cancelled_run_with_a_rollback_leaves_no_messages(tmp_path: Path) -> None:
-    """The thread has the messages that it had before the run. A later rollback of a run that has ended does nothing."""
-    gate = Gate()
+async def test_a_cancelled_run_with_a_rollback_leaves_no_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has the messages that it had before the run. A rollback that failed can be repeated."""
+    gate, take_back, tries = Gate(), Session.take_back_turn, 0
+
+    async def fails_once(session: Session, question_id: str) -> int:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise StoreUnavailable("The database is away; try again.")
+        return await take_back(session, question_id)
+
+    monkeypatch.setattr(Session, "take_back_turn", fails_once)
     async with (
         sdk(tmp_path, ScriptedModel(["one", ["tw", gate, "o"]])) as (langgraph, _),
         asyncio.timeout(HANG_SECONDS),
@@ -562,6 +576,8 @@ async def test_a_cancelled_run_with_a_rollback_leaves_no_messages(tmp_path: Path
         first = await langgraph.runs.wait("t1", "chat", input=asks("First."))
         begun = await langgraph.runs.create("t1", "chat", input=asks("Second."))
         await gate.reached()
+        with suppress(APIStatusError):
+            await langgraph.runs.cancel("t1", begun["run_id"], action="rollback")
         for _ in range(2):
             await langgraph.runs.cancel("t1", begun["run_id"], action="rollback")
         state = await langgraph.threads.get_state("t1")

@@ -353,7 +353,7 @@ async def cancel_thread_run(
     """Cancel a run and its children. With `rollback`, respond when its messages are taken back; the run stays."""
     run = await asked.run(run_id)
     await asked.cancel_unless_ended(run_id, wait=wait or action == "rollback")
-    if action == "rollback" and run.status in ACTIVE and run.session_id is not None:
+    if action == "rollback" and run.status in (*ACTIVE, "cancelled") and run.session_id is not None:
         question_id = (run.inputs[0].message_id if run.inputs else None) or run_id
         await asked.app.memory.session(run.session_id, user_id=run.user_id).take_back_turn(question_id)
 
