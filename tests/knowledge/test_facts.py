@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.children import run_together
@@ -523,3 +524,17 @@ async def test_a_name_with_invalid_characters_is_refused_or_not_found(memory: Me
     assert (await memory.procedures.page(ProcedureQuery(name=odd)))[0] == []
     assert (await memory.proposals.page(ProposalQuery(session_id=odd)))[0] == []
     assert await values_of(memory, ADA) == {"diet": "vegan"}
+
+
+async def test_forgetting_a_key_waits_for_its_writer_before_it_locks_past_values(postgres_url: str) -> None:
+    """A `take_back` locks the valid value, and then the past one. The other order would be a deadlock."""
+    async with open_memory(postgres_url) as memory, await psycopg.AsyncConnection.connect(postgres_url) as writer:
+        for value in ("Lisbon", "Porto"):
+            await memory.knowledge.remember(SHOP, "city", value)
+        await writer.execute("SELECT 1 FROM chat_facts WHERE valid_to IS NULL FOR UPDATE")
+        forgetting = asyncio.create_task(memory.knowledge.forget(SHOP, "city"))
+        while not query(postgres_url, "SELECT 1 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        await writer.execute("SELECT 1 FROM chat_facts WHERE valid_to IS NOT NULL FOR UPDATE NOWAIT")
+        await writer.commit()
+        assert await forgetting == 2

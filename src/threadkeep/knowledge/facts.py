@@ -329,14 +329,16 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _forget(self, connection: Connection, scope: Scope, keys: Collection[str]) -> dict[str, int]:
         """Delete all values of the given keys, even those stored under an older spelling of the key."""
         owner = {"scope": scope.kind, "owner": scope.owner}
-        spellings: defaultdict[str, list[str]] = defaultdict(list)
-        for (stored,) in await connection.fetch(self._sql["keys_of"], owner):
-            spellings[canonical_key(stored)].append(stored)
+        spellings: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+        for stored, holder in await connection.fetch(self._sql["keys_of"], owner):
+            spellings[canonical_key(stored)].add((stored, holder))
         deleted = dict.fromkeys(keys, 0)
-        # All calls lock keys in the same order, which prevents deadlocks.
+        # All calls lock keys in the same order, each after its proposals, which prevents deadlocks.
         for key in sorted(deleted, key=canonical_key):
-            for one in sorted(spellings.pop(canonical_key(key), ())):
+            for one, holder in (stored := sorted(spellings.pop(canonical_key(key), ()))):
                 await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
+                await self._lock(connection, Scope(scope.kind, holder), one, self._clock())
+            for one in dict.fromkeys(name for name, _ in stored):
                 await self._retract(connection, scope, key=one)
                 deleted[key] += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
         return deleted
@@ -378,10 +380,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
                 return True
             await self._retract(connection, fact.scope, fact_id=fact_id)
             await connection.execute(self._sql["forget_value"], {"fact_id": fact_id})
-            parameters = {"scope": fact.scope.kind, "owner": fact.scope.owner, "key": fact.key, "now": now}
-            until = None if fact.valid_to is None else time_text(fact.valid_to)
-            border = {"valid_from": time_text(fact.valid_from), "valid_to": until}
-            await connection.execute(self._sql["reopen"], {**parameters, **border})
+            period = {"valid_from": time_text(fact.valid_from), "valid_to": fact.valid_to and time_text(fact.valid_to)}
+            named = {"scope": fact.scope.kind, "owner": fact.scope.owner, "key": fact.key, "now": now}
+            await connection.execute(self._sql["reopen"], {**named, **period})
             return True
 
     async def forget_all(self, scope: Scope, *, user_id: str | None = None) -> int:
@@ -461,8 +462,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """Store a fact that is valid from now on, end the previous value, and return the new id."""
         valid_from = now if before is None else max(now, before.valid_from)
         if before is not None:
-            closing = {"fact_id": before.id, "valid_to": time_text(valid_from)}
-            await connection.execute(self._sql["close"], closing)
+            await connection.execute(self._sql["close"], {"fact_id": before.id, "valid_to": time_text(valid_from)})
         begun = Fact(
             id=str(uuid7()),
             scope=scope,

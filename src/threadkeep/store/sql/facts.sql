@@ -129,13 +129,13 @@ ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
 
 -- name: keys_of
--- The keys of an owner's facts and proposals; for a person, under any id.
+-- The keys of an owner's facts and proposals, each with its owner: a person may have several ids.
 WITH ids (id) AS (
 -- include: owners
 )
-SELECT key FROM chat_facts WHERE scope = :scope AND owner IN (SELECT id FROM ids)
+SELECT key, owner FROM chat_facts WHERE scope = :scope AND owner IN (SELECT id FROM ids)
 UNION
-SELECT key FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SELECT id FROM ids)
+SELECT key, owner FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SELECT id FROM ids)
 
 -- name: forget_proposals
 -- Execute this before the facts are deleted: accepting a proposal locks rows in the same order, so no deadlock occurs.
