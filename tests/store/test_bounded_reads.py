@@ -47,8 +47,8 @@ async def most_rows(url: str, statement: str, parameters: Parameters, *, file: s
     return await most_rows_of(url, load_statements(file)[statement], parameters)
 
 
-async def most_rows_of(url: str, sql: str, parameters: Parameters) -> int:
-    """Return the same for a statement that is given as SQL."""
+async def most_rows_of(url: str, sql: str, parameters: Parameters, *, in_loops: bool = False) -> int:
+    """Return the same for a statement that is given as SQL. With `in_loops`, add up all executions of a step."""
     query = for_psycopg(sql)
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = await connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}".encode(), parameters)
@@ -56,7 +56,9 @@ async def most_rows_of(url: str, sql: str, parameters: Parameters) -> int:
     plans = found if isinstance(found, list) else json.loads(found)
     removed = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Removed by Index Recheck")
     return max(
-        max(int(step["Actual Rows"]), *(int(step.get(name, 0)) for name in removed)) for step in steps(plans[0]["Plan"])
+        int(step.get(name, 0)) * (int(step["Actual Loops"]) if in_loops else 1)
+        for step in steps(plans[0]["Plan"])
+        for name in ("Actual Rows", *removed)
     )
 
 
@@ -168,6 +170,25 @@ async def test_the_poll_for_ready_runs_reads_only_queued_runs(postgres_url: str,
             await connection.execute("UPDATE chat_runs SET arrival = substr(run_id, 2)::int")
             await connection.execute("ANALYZE" if analyzed else "SELECT 1")
         assert await most_rows(postgres_url, "ready", parameters, file="runs_order.sql") <= 2_000
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["no statistics", "statistics"])
+async def test_the_poll_for_ready_runs_does_not_read_a_long_session_for_each_queued_run(
+    postgres_url: str, analyzed: bool
+) -> None:
+    """The session has 10,000 runs that are done, and then 2,000 that are queued."""
+    parameters: Parameters = {"before": "2999-01-01", "ahead": "2999-01-01", "limit": 20}
+    async with migrated_driver(postgres_url):
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            await connection.execute(
+                "INSERT INTO chat_runs"
+                " (run_id, root_run_id, session_id, arrival, workflow, status, trigger, created_at)"
+                " SELECT 'r' || n, 'r' || n, 'long', n, 'chat', CASE WHEN n > 10000 THEN 'queued' ELSE 'done' END,"
+                " 'message', now() + n * interval '1 second' FROM generate_series(1, 12000) AS n"
+            )
+            await connection.execute("ANALYZE" if analyzed else "SELECT 1")
+        sql = load_statements("runs_order.sql")["ready"]
+        assert await most_rows_of(postgres_url, sql, parameters, in_loops=True) <= 20_000
 
 
 async def test_postgres_plans_each_page_of_runs_for_its_filters(postgres_url: str) -> None:

@@ -279,11 +279,14 @@ ORDER BY r.arrival, r.run_id
 
 -- name: ready
 -- Runs that may begin now and were requested before :before, the longest wait first. Include runs requested after
--- :ahead, by a clock that is ahead of this one, because the length of their wait is unknown. OFFSET 0 keeps PostgreSQL
--- from joining all runs to find the earlier ones: most polls find few queued runs.
+-- :ahead, by a clock that is ahead of this one, because the length of their wait is unknown. A session may have thousands
+-- of queued runs, so the CASE looks for other earlier runs only for its first one. OFFSET 0 keeps PostgreSQL from joining
+-- all runs to find them: most polls find few queued runs.
 SELECT r.run_id FROM chat_runs r
 WHERE r.status = 'queued' AND (r.created_at < :before OR r.created_at > :ahead)
-    AND NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id LIMIT 1 OFFSET 0)
+    AND CASE WHEN r.arrival > (
+        SELECT min(f.arrival) FROM chat_runs f WHERE f.session_id = r.session_id AND f.status IN ('queued', 'running')
+    ) THEN FALSE ELSE NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id LIMIT 1 OFFSET 0) END
 ORDER BY r.created_at, r.run_id
 LIMIT :limit
 
