@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 _PDEATHSIG = 1
-# `cat` ends when the other end of its pipe is closed, by hand or by the kernel. The server removes its file of the id
-# last; afterwards the id still exists until the first process of the machine asks for the status, for seconds in some
+# `cat` ends when the other end of its pipe is closed, by hand or by the kernel. The server removes its pid file
+# last. The process id still exists until the init process collects the exit status, which takes seconds in some
 # containers.
 _STOP_POSTGRES = """
 cat > /dev/null

@@ -332,7 +332,7 @@ class ChannelClient(Protocol):
         """Send one part of an answer to a chat, and return the outcome."""
 
     async def show_working(self, address: Address) -> None:
-        """Show the person that the bot is working. Do nothing if the platform has no way, or if a stream shows it."""
+        """Show the person that the bot is working. By default, do nothing: not every platform can show it."""
         return
 
     async def account(self) -> Account | str:

@@ -101,7 +101,7 @@ class Intake:
     async def take_fetched(self, bot: Bot, update: Update, started: StartedRuns = None) -> None:
         """Take one update that this process fetched, as `take` does.
 
-        A message for a run of a newer version stays in the outbox for its processes, and does not block later updates.
+        A message for a run of a newer version waits in the outbox for a process of that version. Later updates go on.
         """
         try:
             await self.take(bot, update, started)

@@ -35,7 +35,7 @@ PREVIOUS = "previous"
 _FAILED = 1
 _WRONG_USE = 2
 _CTRL_C = 130
-_NAMELESS = re.compile("home directory|uid not found|No username")  # of a user id without a name, as in containers
+_NAMELESS = re.compile("home directory|uid not found|No username")  # errors for an unnamed user id, as in containers
 _HELP_NAMES = ("-h", "--help")
 # Maps a package to the extra that installs it. The extra `server` installs all other packages that commands need.
 _EXTRAS = {"cryptography": "channels", "mcp": "mcp", "mcp_types": "mcp", "mermaidx": "draw", "psycopg": "postgres"}

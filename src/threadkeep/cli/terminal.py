@@ -209,7 +209,7 @@ class Terminal:
         """Show the progress of the work in the block, as a bar or as lines; with `--json`, show nothing.
 
         Lines are at least two seconds apart unless `every` is true. If the block is interrupted, or the database or the
-        disk fails, a note shows the last report (or the result of `so_far()`) and `again`, unless one of them is empty.
+        disk fails, a note shows the last report (or the result of `so_far()`) and `again`, if neither is empty.
         """
 
         def reach(done: int, words: str) -> None:

@@ -24,8 +24,8 @@ from threadkeep.store.statements import for_psycopg
 
 type RawConnection = psycopg.AsyncConnection[Row]
 
-# A mark of statements that are not prepared, so that PostgreSQL plans them for their parameters. Its plan of a prepared
-# statement, which is for any parameters, may sort all runs of a long session.
+# Statements with this comment are not prepared, so that PostgreSQL plans them for their parameters. Its plan for a
+# prepared statement fits any parameters, and may sort all runs of a long session.
 _REPLAN = "/* replan */"
 _IN_TRANSACTION = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
 

@@ -2,8 +2,8 @@
 
 -- name: page
 -- Included by other statements: one page of runs that match the filters, newest first, after the cursor (:created_at,
--- :run_id). PostgreSQL cannot estimate a CASE, and assumes that it selects half of the rows. So it reads the runs in the
--- order of an index, instead of sorting all of them because a filter seems to select few.
+-- :run_id). PostgreSQL assumes that a CASE selects half of the rows. So it reads the runs in the order of an index. With
+-- plain filters that seem to select few rows, it would sort all runs.
     /* replan */
     AND (r.created_at, r.run_id) < (:created_at, :run_id)
     AND CASE WHEN (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
