@@ -23,12 +23,13 @@ run: with-server ## start the service on this machine with the demo model
 # Let the processes of the tests write bytecode in any environment; otherwise each of them compiles 2,000 modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON_HERE) -m pytest -n 2 --dist loadgroup
 
-# With two workers, each waits for a database a third of the time. `loadgroup` searches all tests for each group.
+# With two workers, each waits for databases or processes a third of the time or more. `loadgroup` takes long here,
+# because it searches all tests for each group.
 test: with-dev ## run the tests on SQLite and on a PostgreSQL server that they start
 	$(PYTEST) -n 3 --dist worksteal $(ARGS)
 
 slow: with-dev ## run the slow tests: killed processes, random requests and sessions, benches
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -n 3 -m slow $(ARGS)
 
 suites: with-dev ## run the test suites of the stores again, on encrypted files and on partitioned tables
 	$(PYTEST) -m suites $(ARGS)
