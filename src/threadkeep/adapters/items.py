@@ -126,7 +126,7 @@ async def append_once(session: Session, messages: Sequence[Message], joined: Joi
     """
     revision = messages[0]
     for _ in range(_ATTEMPTS):
-        if await session.record_joined(messages, lambda _: joined) is not None:
+        if await session.record_joined(messages, joined) is not None:
             return True
         found = await session.find(str(revision.id))
         if found is not None:
