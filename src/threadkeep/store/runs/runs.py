@@ -22,8 +22,7 @@ from threadkeep.store.codec import clean_json, json_text, time_of, time_text
 from threadkeep.store.compressed_json import compress, json_of
 from threadkeep.store.driver import Connection, Driver, Joined, Parameters, Row, Statement
 from threadkeep.store.retention import FinishedRuns
-from threadkeep.store.runs.conversations import ActiveSessions, RunLocks, RunPositions
-from threadkeep.store.runs.order import DISOWNED, RunOrder
+from threadkeep.store.runs.order import DISOWNED, ActiveSessions, RunLocks, RunOrder, RunPositions
 from threadkeep.store.runs.rows import RunRecords, fetch_run, lacks_text, run_of, short_inputs, short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.statements import ClockedTables
