@@ -295,12 +295,12 @@ class _Series[M: MetricWrapperBase]:
     def __init__(self, metric: M, labels: _Labels, zeros: _Labels) -> None:
         self._metric = metric
         self._allowed = tuple(labels.values())
-        for values in product(*(zeros.get(name, allowed) for name, allowed in labels.items())):
-            self.of(*values)
+        first = product(*(zeros.get(name, allowed) for name, allowed in labels.items()))
+        self._series = {values: metric.labels(*values) if values else metric for values in first}
 
     def of(self, *values: str) -> M:
         """Return the series with these label values; unknown values become `other`."""
-        if not values:
-            return self._metric
+        if values in self._series:
+            return self._series[values]
         known = zip(values, self._allowed, strict=True)
         return self._metric.labels(*[value if value in allowed else _OTHER for value, allowed in known])

@@ -26,6 +26,7 @@ from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
 from threadkeep.runs.streams import Outcome, retry_until_available
 from threadkeep.runs.tracing import RunTracer
+from threadkeep.store.codec import clean_json
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflows.definition import Workflow
@@ -210,7 +211,8 @@ class RunEndings:
         hold.answer = None
         hold.manifests.clear()
         hold.told_id = answer.message.id if answer.told else None
-        active.over = self._runs.ended(run, ending)
+        result, now = None if outcome.result is None else clean_json(outcome.result), self._memory.clock()
+        active.over = replace(run, status="done", result=result, error=None, heartbeat_at=now, ended_at=now)
         active.has_following = bool(stored[1][-1])
         with contextlib.suppress(StoreClosed):
             await answer.settle(anchored=True)

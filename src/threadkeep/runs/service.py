@@ -79,7 +79,6 @@ class RunService:
         self._runs = memory.runs
         self._worker = worker
         self._maintenance = maintenance
-        self.has = worker.has
 
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
         """Store a run and start it: in this process if the caller waits, otherwise on any worker.
@@ -507,6 +506,10 @@ class RunService:
         await self.run(run_id, user_id=user_id)
         await self._worker.flush(run_id)
         return await self._runs.trace.usage(run_id)
+
+    def has(self, run_id: str) -> bool:
+        """Return whether this process executes a run or is about to execute it."""
+        return self._worker.has(run_id)
 
     def is_active(self, session_id: str) -> bool:
         """Return whether this process executes a run of a session."""

@@ -81,22 +81,21 @@ class ScriptedModel(OfflineModel):
         return "threadkeep-scripted"
 
     def _generate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
-        return _result(messages, list(_without_gates(self._take_now(messages, kwargs))))
+        return _result(messages, list(self._said_now(messages, kwargs)))
 
     async def _agenerate(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> ChatResult:
-        pieces = await self._take(messages, kwargs)
-        return _result(messages, [piece async for piece in _through_gates(pieces)])
+        return _result(messages, [piece async for piece in self._said(messages, kwargs)])
 
     def _stream(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         said: list[str | AIMessage] = []
-        for piece in _without_gates(self._take_now(messages, kwargs)):
+        for piece in self._said_now(messages, kwargs):
             said.append(piece)
             yield from _chunks(piece)
         yield _last_chunk(messages, said)
 
     async def _astream(self, messages: list[BaseMessage], *_: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         said: list[str | AIMessage] = []
-        async for piece in _through_gates(await self._take(messages, kwargs)):
+        async for piece in self._said(messages, kwargs):
             said.append(piece)
             for chunk in _chunks(piece):
                 yield chunk
@@ -113,40 +112,36 @@ class ScriptedModel(OfflineModel):
             raise ScriptEnded(f"Call {len(self._calls)} has no reply; add one to the ScriptedModel.") from None
         return reply(copies) if callable(reply) else reply
 
-    async def _take(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Sequence[Piece]:
+    async def _said(
+        self, messages: Sequence[BaseMessage], options: Mapping[str, Any]
+    ) -> AsyncIterator[str | AIMessage]:
+        """Yield the pieces of the next reply, but wait at its gates and raise its errors."""
         said = self._next(messages, options)
-        return _pieces(await said if inspect.isawaitable(said) else said)
+        for piece in _pieces(await said if inspect.isawaitable(said) else said):
+            if isinstance(piece, BaseException):
+                raise piece
+            if isinstance(piece, Gate):
+                await piece.pass_through()
+            else:
+                yield piece
 
-    def _take_now(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Sequence[Piece]:
+    def _said_now(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Iterator[str | AIMessage]:
+        """Yield the pieces of the next reply as `_said` does, for a blocking call, which cannot wait."""
         said = self._next(messages, options)
         if inspect.iscoroutine(said):
             said.close()
         if inspect.isawaitable(said):
             raise TypeError("This reply comes from an async function; call the model with ainvoke or astream.")
-        return _pieces(said)
+        for piece in _pieces(said):
+            if isinstance(piece, BaseException):
+                raise piece
+            if isinstance(piece, Gate):
+                raise TypeError("A gate needs an async call; use ainvoke or astream.")
+            yield piece
 
 
 def _pieces(said: Said) -> Sequence[Piece]:
     return (said,) if isinstance(said, str | AIMessage | BaseException | Gate) else said
-
-
-def _without_gates(pieces: Sequence[Piece]) -> Iterator[str | AIMessage]:
-    for piece in pieces:
-        if isinstance(piece, BaseException):
-            raise piece
-        if isinstance(piece, Gate):
-            raise TypeError("A gate needs an async call; use ainvoke or astream.")
-        yield piece
-
-
-async def _through_gates(pieces: Sequence[Piece]) -> AsyncIterator[str | AIMessage]:
-    for piece in pieces:
-        if isinstance(piece, BaseException):
-            raise piece
-        if isinstance(piece, Gate):
-            await piece.pass_through()
-        else:
-            yield piece
 
 
 def _result(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) -> ChatResult:

@@ -96,7 +96,7 @@ class ChatNode(AgentNode):
         await turn.begin(metadata)
         if turn.answered is not None:
             return turn.answered
-        model, system = step.model(self.model), self.system_message(state)
+        model, system = step.context.resources.model(None), self.system_message(state)
         sent = await turn.context([*([system] if system else []), *question], None, ModelUse(model))
         given = [*([sent.system] if sent.system else []), *sent.messages]
         reply = await self._call_model(turn, step, ask, model, given)

@@ -200,11 +200,6 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
             ],
         )
 
-    def ended(self, run: Run, ending: RunEnding) -> Run:
-        """Return the run as it is after the statements from `ending` were executed."""
-        result, now = None if ending.result is None else clean_json(ending.result), self._clock()
-        return replace(run, status=ending.status, result=result, error=ending.error, heartbeat_at=now, ended_at=now)
-
     async def set_aside(self, run_id: str, error: str) -> bool:
         """Mark a run as failed and set it aside; return False if it has ended already or waits for a person.
 
