@@ -34,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Stopped before the command was done.", file=sys.stderr)  # noqa: T201
         return 1
     finally:
-        _drop_unwritten()
+        # Drop output that stdout cannot write, because Python would report the error a second time at exit.
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # Skip the garbage collection at exit to save time, but not after a drawing: mermaidx reports leftover objects.
         if "mermaidx" not in sys.modules:
             gc.freeze()
@@ -53,14 +57,6 @@ def _prepare_streams() -> None:
         sys.stdout = TextIOWrapper(BufferedWriter(raw), sys.stdout.encoding, line_buffering=True)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _drop_unwritten() -> None:
-    """Drop output that stdout cannot write, because Python would report the error a second time at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:

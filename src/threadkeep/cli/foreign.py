@@ -125,9 +125,14 @@ async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple
         path = Path(source)
         if not _head(path).startswith(_SQLITE):
             check_kind(source, wanted, kinds_of_file(path))
-        address = _address_of_file(path)
+        address = DatabaseAddress("sqlite", path=path.absolute())  # noqa: ASYNC240 - reads no file
     async with open_foreign(address) as database:
-        check_kind(source, wanted, _kinds_of_tables(database))
+        kinds = [
+            kind
+            for kind, tables in _COLUMNS.items()
+            if all(columns <= database.columns.get(table, frozenset()) for table, columns in tables.items())
+        ]
+        check_kind(source, wanted, kinds)
         yield address, database
 
 
@@ -188,18 +193,6 @@ def utc_time(value: object) -> datetime | None:
         return None
     # Leave out the years 1 and 9999, because an import of JSONL rejects them.
     return moment if moment and 1 < moment.year < 9999 else None
-
-
-def _kinds_of_tables(database: ForeignDatabase) -> list[Kind]:
-    return [
-        kind
-        for kind, tables in _COLUMNS.items()
-        if all(columns <= database.columns.get(table, frozenset()) for table, columns in tables.items())
-    ]
-
-
-def _address_of_file(path: Path) -> DatabaseAddress:
-    return DatabaseAddress("sqlite", path=path.absolute())
 
 
 def _head_in_zip(path: Path) -> bytes:

@@ -130,13 +130,15 @@ def _episode(questions: Sequence[_EpisodeMessage], answer: _EpisodeMessage | Non
     if answer is None and not _is_over(last):
         return
     feedback = (json.loads(one.metadata).get("feedback") for one in (last, *questions))
+    steps = (step for one in questions for body in one.steps for step in json_of(body))
+    calls = (call for step in steps for call in step.get("data", {}).get("tool_calls") or ())
     yield Episode(
         session_id=first.session_id,
         seq=first.seq,
         asked="\n".join(one.content for one in questions),
         answered=None if answer is None else answer.content,
         ended=last.run_status if last.run_status in RUN_ENDS else last.status,
-        tools=tuple(dict.fromkeys(name for one in questions for body in one.steps for name in _tools_in(body))),
+        tools=tuple(dict.fromkeys(str(call["name"]) for call in calls if isinstance(call.get("name"), str))),
         workflow=last.workflow,
         error=last.error,
         run_id=last.run_id,
@@ -170,9 +172,3 @@ async def _with_texts(messages: Iterable[_EpisodeMessage], messages_at: Messages
                 if (one := stored.get(row.seq)) is not None and one.superseded_at is None
             ]
     return found
-
-
-def _tools_in(body: bytes) -> list[str]:
-    """Return the names of the tools that were called in an agent's steps."""
-    calls = [call for step in json_of(body) for call in step.get("data", {}).get("tool_calls") or ()]
-    return [str(call["name"]) for call in calls if isinstance(call.get("name"), str)]

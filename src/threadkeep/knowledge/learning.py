@@ -151,7 +151,10 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         lines = [quoted_message(m, m.content[:_MOST_CHARACTERS]) for m in messages if (m.seq or 0) > first_seq]
         known = [scope for message in messages if (scope := (workspaces or {}).get(message.run_id or ""))]
         scopes = {"workspace": known[-1], **request.scopes} if known else request.scopes
-        record = Record(lines, learnable, scopes, await self._known_keys(scopes))
+        owned = [(self._sql["known_keys"], {"scope": one.kind, "owner": one.owner}) for one in scopes.values()]
+        async with self._driver.reading() as connection:
+            keys = {row[0] for rows in await connection.fetch_each(owned) for row in rows}
+        record = Record(lines, learnable, scopes, sorted(keys))
         upto_seq = max(message.seq or 0 for message in messages)
         reading = Reading(request.session_id, learner.kind, learner.name, before_seq, upto_seq, began)
         learned, reading = await self._ask(request, record, reading) if learnable else ((), reading)
@@ -246,12 +249,6 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
             stored = await self._messages_at(request.session_id, [row[0] for row in rows])
             messages = [message for message in stored if message.superseded_at is None]
         return messages, *(rows[0][7:] if rows else (0, None))
-
-    async def _known_keys(self, scopes: Mapping[ScopeKind, Scope]) -> list[str]:
-        statements = [(self._sql["known_keys"], {"scope": one.kind, "owner": one.owner}) for one in scopes.values()]
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch_each(statements)
-        return sorted({row[0] for each in rows for row in each})
 
     async def _accept_confident(self, request: LearningRequest) -> int:
         """Accept the session's proposals with at least the requested confidence, even if a dead process made them."""

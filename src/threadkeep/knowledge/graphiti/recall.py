@@ -218,12 +218,8 @@ class GraphRecaller:
             answer = answers[report.scope]
             found = answer if isinstance(answer, list) else []
             current = [fact for fact in found if not fact.superseded(now)]
-            lists.append(
-                [
-                    RecalledFact(report.scope, one.uuid, cut_end(one.fact, _FACT_CHARACTERS, len), one.since)
-                    for one in current
-                ]
-            )
+            cut = [(one, cut_end(one.fact, _FACT_CHARACTERS, len)) for one in current]
+            lists.append([RecalledFact(report.scope, one.uuid, text, one.since) for one, text in cut])
             outcome: GraphOutcome = "ok" if isinstance(answer, list) else answer
             reports.append(replace(report, outcome=outcome, found=len(found), superseded=len(found) - len(current)))
         shown = take_of_each(lists, self._options.recall_max_facts, lambda fact: (fact.id, normalised(fact.text)))

@@ -255,7 +255,10 @@ class TurnQueue(ClockedTables, sql=(*OWNER_SQL, "graph_turns.sql")):
         said_at = datetime.min.replace(tzinfo=UTC)
         for message in spoken:
             counts[message.role] += 1
-            said_at = max(_time_of(message) or self._clock(), said_at + timedelta(microseconds=1))
+            # Add microseconds, so that messages of the same time keep their order.
+            later = timedelta(microseconds=(message.seq or 0) % 10_000)
+            moment = message.sent_at or message.created_at
+            said_at = max(moment + later if moment else self._clock(), said_at + timedelta(microseconds=1))
             outbound.append(
                 Outbound(
                     turn=name,
@@ -311,12 +314,6 @@ def source_of(scope: str, git: dict[str, object] | None) -> str:
     """Return JSON that describes the source of a message for Graphiti. It contains no file path."""
     values: dict[str, object] = {"source": "threadkeep", "scope": scope}
     return json.dumps(values if git is None else {**values, "git": git}, ensure_ascii=False)
-
-
-def _time_of(message: Message) -> datetime | None:
-    """Return the time of a message, with microseconds added, so that messages of the same time keep their order."""
-    moment = message.sent_at or message.created_at
-    return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
 
 
 def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
