@@ -212,16 +212,18 @@ def test_a_chat_with_an_unknown_model_is_refused(cli: CommandLine) -> None:
 
 
 def test_a_turn_that_waits_for_a_dead_process_fails(cli: CommandLine) -> None:
-    """As after a restore: a chat executes no run of another process. It says so, and exits with 1."""
+    """As after a restore: a chat executes no run of another process. It says what to do, and exits with 1."""
 
     async def begin(memory: Memory) -> None:
         await memory.runs.order.add(
             NewRun(run_id="r1", workflow="chat", input={"text": "hi"}, session_id="a"), owner="x"
         )
+        assert await memory.runs.disown("x")
 
     cli.with_memory(begin)
     with ForkedCommand(impatient_chat, (), os.environ) as process:
         out, err = process.communicate("hello\n")
-    assert "Another process is answering in this session" in err
+    assert "No process executes an earlier run of this session; start `threadkeep serve`" in err.replace("\n", " ")
+    assert "threadkeep runs cancel r1" in err.replace("\n", " ")
     assert "stored as interrupted" not in out + err
     assert process.returncode == 1

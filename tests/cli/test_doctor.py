@@ -109,7 +109,7 @@ def test_queued_and_dead_lettered_runs_are_found(any_cli: CommandLine) -> None:
 
     any_cli.with_memory(lack)
     finding = _finding(any_cli("doctor", "--json"), "runs")
-    assert (finding["level"], "r1 (desk)" in finding["detail"]) == ("warn", True)
+    assert (finding["level"], "r1 (desk)" in finding["detail"]) == ("fail", True)
     assert finding["cure"].endswith("or end the run: threadkeep runs cancel r1")
 
     async def give_up(memory: Memory) -> None:

@@ -51,6 +51,16 @@ async def test_a_repeat_does_not_wait_for_a_stalled_process_for_ever(sqlite_memo
     assert await kept(sqlite_memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
+async def test_a_message_behind_a_run_that_nobody_executes_names_the_run(memory: Memory, make_chat: Chats) -> None:
+    order, chat = memory.runs.order, make_chat(memory, ScriptedModel([]), elsewhere_seconds=0.05)
+    await order.add(NewRun(run_id="queued", workflow="gone", input={"text": "hi"}, session_id=ROOM))
+    with pytest.raises(Interrupted, match=r"threadkeep worker.*threadkeep runs cancel queued"):
+        await chat.ask(said("hello", ID))
+    await memory.runs.note_workflow_gone("queued")
+    with pytest.raises(Interrupted, match=r"workflow 'gone'.*threadkeep runs cancel queued"):
+        await chat.ask(said("hello", ID))
+
+
 async def test_a_process_that_wakes_up_late_stores_no_second_answer(
     shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,39 @@ async def test_a_run_without_its_workflow_waits_for_a_process_that_has_it(every_
     assert await runs.owners() == set()
 
 
+async def test_a_run_of_a_dead_process_whose_workflow_is_gone_says_why_it_waits(every_desk: RunDesk) -> None:
+    """No process enqueues such a run again, so maintenance notes it."""
+    for name, owner in (("begun", "dead"), ("forgotten", None)):
+        new = NewRun(run_id=name, workflow="gone", input={"text": "hi"}, session_id=name)
+        await every_desk.memory.runs.order.add(new, owner=owner)
+    async with every_desk.open(AGENT, options=BUSY) as service:
+
+        async def are_noted() -> bool:
+            return {(await service.run(name)).error for name in ("begun", "forgotten")} == {"WorkflowGone"}
+
+        await eventually(are_noted)
+    assert {run_id for run_id, _ in await every_desk.memory.runs.records.without_workflow()} == {"begun", "forgotten"}
+
+
+async def test_a_run_whose_workflow_is_gone_for_good_ends(every_desk: RunDesk) -> None:
+    """The run ends as interrupted, with its question stored; the session's next turn begins, and a retry works."""
+    order = every_desk.memory.runs.order
+    for number, owner in enumerate((None, "dead")):
+        gone = NewRun(run_id=f"gone {number}", workflow="gone", input={"text": "one"}, session_id=f"room {number}")
+        await order.add(gone, owner=owner)
+        later = NewRun(run_id=f"later {number}", workflow="desk", input={"text": "two"}, session_id=f"room {number}")
+        await order.add(later)
+    impatient = replace(BUSY, workflow_gone_seconds=0.0)
+    async with every_desk.open(AGENT, options=impatient) as service, asyncio.timeout(HANG_SECONDS):
+        for number in range(2):
+            assert (await service.result(f"later {number}")).status == "done"
+            run = await service.run(f"gone {number}")
+            assert (run.status, run.error, run.set_aside) == ("interrupted", "WorkflowGone", False)
+    async with every_desk.open(AGENT.replace("name: desk", "name: gone"), options=BUSY) as service:
+        await service.retry("gone 0")
+        assert (await service.result("gone 0")).status == "done"
+
+
 async def test_runs_without_their_workflow_do_not_hide_later_runs(every_desk: RunDesk) -> None:
     """A process finds a forgotten run behind more runs of other workflows than it looks at in one round."""
     order = every_desk.memory.runs.order

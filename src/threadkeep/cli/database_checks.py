@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from threadkeep.cli.terminal import Finding, counted, duration, file_size
 from threadkeep.context.tokens import TokenFactor
@@ -57,7 +56,12 @@ async def check_database(settings: Settings) -> list[Finding]:
     """Check the configured database, except its integrity (see `check_all_integrity`), and return the findings."""
     address = settings.database
     if address.path is not None and not os.access(address.path, os.F_OK):
-        return [_not_there(address, nearest_existing(address.path.parent))]
+        folder = nearest_existing(address.path.parent)
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+            return [Finding("database", "ok", f"{address} does not exist yet; the first start creates it.")]
+        detail = f"{address} cannot be created: {folder} is not a folder that this user may write to."
+        cure = "Correct its permissions, or name another in THREADKEEP_DATABASE_URL."
+        return [Finding("database", "fail", detail, cure)]
     try:
         async with open_database(address, _with_short_timeouts(settings.store_options())) as driver:
             started = time.perf_counter()
@@ -79,13 +83,6 @@ async def check_database(settings: Settings) -> list[Finding]:
     except (StoreError, ModuleNotFoundError) as error:
         holding = _holding(address, ()) if address.path is not None else []
         return [_unreachable("database", address, error), *holding]
-
-
-def _not_there(address: DatabaseAddress, folder: Path) -> Finding:
-    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
-        return Finding("database", "ok", f"{address} does not exist yet; the first start creates it.")
-    detail = f"{address} cannot be created: {folder} is not a folder that this user may write to."
-    return Finding("database", "fail", detail, "Correct its permissions, or name another in THREADKEEP_DATABASE_URL.")
 
 
 def _unreachable(check: str, address: DatabaseAddress, error: StoreError | ModuleNotFoundError) -> Finding:
@@ -275,7 +272,7 @@ async def _runs(driver: Driver) -> Finding:
         names = _some([f"{run_id} ({workflow})" for run_id, workflow in gone])
         detail += f". A worker lacks the workflows of these runs, and later turns of their sessions wait: {names}."
         cure = f"Start a worker that has the workflow, or end the run: threadkeep runs cancel {gone[0][0]}"
-        return Finding("runs", "warn", detail, cure)
+        return Finding("runs", "fail", detail, cure)
     if counts.set_aside:
         cure = "See the reasons, then retry them: threadkeep runs list --set-aside"
         return Finding("runs", "warn", f"{detail}.", cure)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -36,7 +36,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Message
 from threadkeep.records.runs import DELETE, RESET, DoubleTexting, Run, RunInput, RunQuery, RunStatus, RunTrigger
-from threadkeep.runs.chat_turns import ELSEWHERE, STOPPED, ChatAnswer, ChatAnswers, ChatTurn
+from threadkeep.runs.chat_turns import ELSEWHERE, STOPPED, UNEXECUTED, ChatAnswer, ChatAnswers, ChatTurn
 from threadkeep.runs.endings import report_turn
 from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.options import RunServiceOptions
@@ -46,6 +46,7 @@ from threadkeep.runs.streams import InFlightMessages, Outcome, RunStream, change
 from threadkeep.runs.tool_idempotency import IdempotentToolsOnly
 from threadkeep.runs.tracing import Ledger
 from threadkeep.store.driver import waiting_until
+from threadkeep.store.runs.order import DISOWNED
 from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import InProcessChildren, Workflows
@@ -261,7 +262,7 @@ class Chat:
                 seconds = None if runs.has(turn.run_id) else self._elsewhere_seconds
                 while not (submitted.over or ending.done() or stream.outcome):
                     if not await changed(stream.next_change, seconds) and not runs.is_active(turn.session_id):
-                        raise Interrupted(ELSEWHERE)
+                        raise Interrupted(await self._why_it_waits(turn))
                 if (outcome := stream.outcome) is None:
                     return await ending
                 ended: Run | Outcome = outcome
@@ -366,12 +367,25 @@ class Chat:
 
     async def check_free(self, session: Session, message_id: str | None) -> None:
         """Raise `SessionBusy` if the session has an active run, not a child run, that does not answer `message_id`."""
+        for run in await self._unfinished(session.session_id):
+            if message_id not in {one.message_id or run.run_id for one in run.inputs}:
+                raise SessionBusy(session.session_id, run.run_id)
+
+    async def _unfinished(self, session_id: str) -> list[Run]:
+        """Return the running and queued runs of a session that are not child runs, oldest first."""
         statuses: tuple[RunStatus, ...] = ("running", "queued")
-        for status in statuses:
-            found, _ = await self._memory.runs.records.runs(RunQuery(session_id=session.session_id, status=status))
-            for run in found:
-                if run.parent_run_id is None and message_id not in {one.message_id or run.run_id for one in run.inputs}:
-                    raise SessionBusy(session.session_id, run.run_id)
+        pages = [await self._memory.runs.records.runs(RunQuery(session_id=session_id, status=one)) for one in statuses]
+        return [run for found, _ in pages for run in reversed(found) if run.parent_run_id is None]
+
+    async def _why_it_waits(self, turn: ChatTurn) -> str:
+        """Return why another process has not answered a turn, and what to do."""
+        for run in await self._unfinished(turn.session_id):
+            if run.error == "WorkflowGone":
+                return UNEXECUTED.format(f"a worker that has the workflow {run.workflow!r}", run.run_id)
+            is_earlier = run.status == "queued" and run.run_id != turn.run_id
+            if is_earlier or run.heartbeat_at == datetime.fromisoformat(DISOWNED):
+                return UNEXECUTED.format("`threadkeep serve` or `threadkeep worker`", run.run_id)
+        return ELSEWHERE
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
         """Return the id of the newest message that the session's run `run_id` answers, or `run_id` if there is none."""

@@ -181,6 +181,7 @@ class ChatTurn:
 
 
 ELSEWHERE = "Another process is answering in this session; send the message again later, with the same message_id."
+UNEXECUTED = "No process executes an earlier run of this session; start {}, or end the run: threadkeep runs cancel {}"
 STOPPED = "The turn was stopped before the answer was complete; the partial answer is stored as interrupted."
 TAKEN_BACK = "A newer message arrived before the answer was complete, so this message was taken back."
 

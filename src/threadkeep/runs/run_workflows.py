@@ -93,13 +93,6 @@ class RunWorkflows:
             self._restored[key] = workflow
         return self._restored[key]
 
-    async def may_execute(self, run: Run) -> bool:
-        """Return True if this process has a workflow with the run's name, or if the run must be stopped."""
-        try:
-            return run.cancel_requested_at is not None or bool(await self.of(run))
-        except VersionGone as gone:
-            return gone.kind != "WorkflowGone"
-
     async def _restore(self, name: str, version: str) -> Workflow | None:
         """Restore a stored version, or return None if that is not possible.
 

@@ -58,6 +58,8 @@ class Worker:
         self._begun: dict[str, ActiveRun] = {}
         # The streams of started runs. They are kept here, because `streams` has only weak references.
         self.started: dict[str, RunStream] = {}
+        # Unfinished runs whose workflow this process lacks, and since when (monotonic).
+        self.lacking: dict[str, float] = {}
         self.opened = asyncio.Event()
         self._context = contextvars.copy_context()
 
@@ -126,7 +128,7 @@ class Worker:
                 # Catch all errors, because while this process owns the run, nothing else would retry it.
                 with ErrorBoundary(lambda error: self.report(type(error).__name__)):
                     begun = self._begun.pop(run_id, None)
-                    if begun is None and not await retry_until_available(lambda: self._leaves(run_id)):
+                    if begun is None and not await retry_until_available(lambda: self.leaves(run_id)):
                         begun = await retry_until_available(lambda: self.acquire(run_id))
                     if begun is None:
                         return
@@ -142,12 +144,26 @@ class Worker:
             self.started.pop(run_id, None)
             stream.end()
 
-    async def _leaves(self, run_id: str) -> bool:
-        """Return True if this process must leave a run to others because it lacks the workflow; record this."""
+    async def leaves(self, run_id: str) -> bool:
+        """Return True if this process must leave a run to others because it lacks the workflow; record this.
+
+        After `workflow_gone_seconds`, return False: the run is executed and ends as `interrupted`.
+        """
         run = await self._runs.run(run_id, damaged=True)
-        if leaves := run is not None and not await self.workflows.may_execute(run):
-            await self._runs.note_workflow_gone(run_id)
-        return leaves
+        if run is None or run.cancel_requested_at is not None:
+            return False
+        try:
+            await self.workflows.of(run)
+            return False
+        except VersionGone as gone:
+            if gone.kind != "WorkflowGone":
+                return False
+        # Insert the run again as the last one, so that `recover` looks at the others first.
+        self.lacking[run_id] = since = self.lacking.pop(run_id, time.monotonic())
+        if time.monotonic() - since >= self.dependencies.options.workflow_gone_seconds:
+            return False
+        await self._runs.note_workflow_gone(run_id)
+        return True
 
     async def end_stopped(self, run_id: str) -> None:
         """End a run that was cancelled before it began. If earlier turns are active, the run ends after them."""
@@ -395,7 +411,6 @@ class RunMaintenance:
         self._options = options
         self._look = asyncio.Event()
         self._enqueued: dict[str, float] = {}
-        self._left: dict[str, None] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -433,13 +448,15 @@ class RunMaintenance:
         """Start or enqueue runs that no process executes, and remove checkpoints of finished runs."""
         await self._start_unknown()
         # Runs that this process leaves to others must not use up the limit. Look at only some of them again.
-        order, limit = self._runs.order, _AT_ONCE + min(len(self._left), _MOST_REMEMBERED)
+        order, lacking = self._runs.order, self._worker.lacking
+        limit = _AT_ONCE + min(len(lacking), _MOST_REMEMBERED)
         found = await order.ready(limit=limit, waited_seconds=self._options.forgotten_seconds)
         found += await order.abandoned(limit=limit)
-        known = set(found)
-        self._left = dict.fromkeys([run_id for run_id in self._left if run_id in known][_AT_ONCE:])
+        for run_id in lacking.keys() - set(found):
+            del lacking[run_id]
+        skipped = set(list(lacking)[_AT_ONCE:])
         for run_id in found:
-            if not self._worker.has(run_id) and run_id not in self._left:
+            if not self._worker.has(run_id) and run_id not in skipped:
                 await self._enqueue(run_id)
         age = timedelta(seconds=self._options.keep_checkpoints_seconds)
         before, saver = self._memory.clock() - age, self._worker.saver.saver
@@ -491,8 +508,7 @@ class RunMaintenance:
                 self._worker.report_set_aside(run, Outcome("failed", error=run.error, set_aside=True))
                 await self._worker.start_following(run)
             return
-        if not await self._worker.workflows.may_execute(run):
-            self._left[run_id] = None
+        if await self._worker.leaves(run_id):
             return
         now, at_once = time.monotonic(), at_once or run.error == "WorkflowGone"
         before = self._enqueued.get(run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS)

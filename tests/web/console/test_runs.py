@@ -16,6 +16,7 @@ from tests.web.console.pages import FORM, opened, sent
 from tests.web.console.test_sessions import said
 from tests.web.services import client_of, opened_app, settings_for, until
 from tests.web.test_runs import FLOW, PARENT, RUNS
+from threadkeep.records import Message
 from threadkeep.records.runs import NewRun, Run
 from threadkeep.runs.service import RunService
 from threadkeep.testing import Gate, ScriptedModel
@@ -69,6 +70,10 @@ async def test_a_run_without_its_workflow_says_why_it_waits(tmp_path: Path) -> N
         page = await opened(client, "/console/runs/waits")
         assert "It waits, because a worker lacks the workflow gone" in page.words
         assert "It ended with" not in page.words
+        await app.memory.session("s").append([Message(role="user", content="Earlier")])
+        page = await opened(client, "/console/sessions/s")
+        assert "Turns of this session wait, because a worker lacks the workflow gone" in page.words
+        assert "/console/runs/waits" in page.links
 
 
 async def test_a_session_shows_the_failure_of_its_last_run(tmp_path: Path) -> None:
