@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import wraps
 from types import TracebackType
 from typing import Any
@@ -16,6 +18,16 @@ def location_of(error: BaseException) -> str:
     """Return the file and line that raised an error, for reports without its message, which may quote people."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown location"
+
+
+def retry_after(headers: Mapping[str, str], *, longest: float) -> float | None:
+    """Return the pause that `Retry-After` demands, from 1 second to `longest`, or None if it is missing or invalid."""
+    text = headers.get("Retry-After", "").strip()
+    try:
+        seconds = float(text) if text.isdecimal() else (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(seconds, 1.0), longest)
 
 
 class ExitRequested(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +53,7 @@ class FakeTelegram:
         page: str | Values = "",
         times: int = 1,
         method: str = "sendMessage",
+        headers: Mapping[str, str] | None = None,
         **parameters: int,
     ) -> None:
         """Refuse the next calls of a method; for status 0, accept them and break the connection before the response.
@@ -60,7 +61,8 @@ class FakeTelegram:
         If `page` is not empty, send it as the response, as a proxy would.
         """
         body = page or {"ok": False, "error_code": status, "description": description, "parameters": parameters}
-        self._control("refuse", refusals=[{"method": method, "status": status, "body": body}] * times)
+        refusal = {"method": method, "status": status, "body": body, "headers": headers or {}}
+        self._control("refuse", refusals=[refusal] * times)
 
     def calls(self, method: str = "sendMessage") -> list[Values]:
         """Return the accepted calls of a method, in order."""
@@ -110,7 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionAbortedError:
             self.close_connection = True
 
-    def _call(self, method: str, values: Values) -> tuple[int, Values]:
+    def _call(self, method: str, values: Values) -> tuple[int, Values, Mapping[str, str]]:
+        """Record a call; return the status, the body and further headers of the response."""
         call: Values = {"method": method, "values": values, "accepted": True}
         with self.known.changed:
             refusal = next((one for one in self.known.refusals if one["method"] == method), None)
@@ -120,7 +123,11 @@ class _Handler(BaseHTTPRequestHandler):
                     self.known.calls.append({**call, "seen": _seen(values)})
                     raise ConnectionAbortedError
                 self.known.calls.append({**call, "accepted": False})
-                return refusal["status"], refusal["body"]
+                return refusal["status"], refusal["body"], refusal["headers"]
+        return (*self._accept(method, call), {})
+
+    def _accept(self, method: str, call: Values) -> tuple[int, Values]:
+        values = call["values"]
         if method == "getUpdates":
             return 200, {"ok": True, "result": self._updates(values)}
         with self.known.changed:
@@ -165,11 +172,13 @@ class _Handler(BaseHTTPRequestHandler):
         with httpx2.Client(timeout=30, trust_env=False) as client, ThreadPoolExecutor(max_workers=8) as pool:
             return list(pool.map(lambda update: _push(client, values["url"], values["secret"], update), updates))
 
-    def _send(self, status: int, body: object) -> None:
+    def _send(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class _State:
     page: int = 1000
     pages: list[Values] = field(default_factory=list)
     page_codes: list[int] = field(default_factory=list)
+    busy: dict[str, list[int]] = field(default_factory=dict)
+    times: list[float] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     most: int | None = None
     heard: dict[str, int] = field(default_factory=dict)
@@ -81,6 +84,14 @@ class FakeWeCom:
     def refuse_pages(self, *codes: int) -> None:
         """Refuse the next calls for pages with these codes; answer a call whose code is 0."""
         self._control("refuse_pages", codes=codes)
+
+    def be_busy(self, method: str, *seconds: int) -> None:
+        """Answer the next calls of a method with status 429 and these values of `Retry-After`."""
+        self._control("be_busy", method=method, seconds=seconds)
+
+    def times(self) -> list[float]:
+        """Return the times of the calls that were answered with 429, and of the next call after each of them."""
+        return list(self._control("times"))
 
     def limit(self, messages: int) -> None:
         """Accept this many messages after each message of a customer."""
@@ -137,6 +148,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _do(self, values: Values) -> None:
         parts = urlsplit(self.path)
         with self.known.lock:
+            seconds = self._busy_seconds(parts.path.removeprefix("/cgi-bin/"))
+            if seconds is not None:
+                self.send_response(429)
+                self.send_header("retry-after", str(seconds))
+                self.send_header("content-length", "0")
+                self.end_headers()
+                return
             try:
                 body = self._answer(parts.path, dict(parse_qsl(parts.query)), values)
             except ConnectionAbortedError:
@@ -148,6 +166,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def _busy_seconds(self, method: str) -> int | None:
+        """Return the value of `Retry-After` for a call of a method, or None if the call is accepted."""
+        if method not in self.known.busy:
+            return None
+        self.known.times.append(time.monotonic())
+        if self.known.busy[method]:
+            return self.known.busy[method].pop(0)
+        del self.known.busy[method]
+        return None
 
     def _answer(self, path: str, query: dict[str, str], values: Values) -> object:
         if path.startswith("/control/"):
@@ -244,6 +272,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _control_refuse_pages(self, values: Values) -> None:
         self.known.page_codes += values["codes"]
+
+    def _control_be_busy(self, values: Values) -> None:
+        self.known.busy[values["method"]] = values["seconds"]
+
+    def _control_times(self, _: Values) -> list[float]:
+        return self.known.times
 
     def _control_limit(self, values: Values) -> None:
         self.known.most = values["messages"]

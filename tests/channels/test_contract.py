@@ -67,7 +67,6 @@ def test_a_message_has_all_fields_of_a_turn(kind: str) -> None:
     message = message_in(platform.deliver(channel, " Where is my parcel?\n"))
     assert channel.kind == kind
     assert message.text == "Where is my parcel?"
-    assert message.session_id is not None
     check_key(message.session_id)
     assert channel_of(message.session_id) == kind
     assert message.sender is not None
@@ -132,7 +131,7 @@ def test_a_message_without_text_is_ignored(kind: str) -> None:
     assert isinstance(update, Ignored)
     assert update.reason == "no_text"
     assert update.message is not None
-    assert update.message.session_id is not None
+    assert update.message.session_id
 
 
 @each_platform

@@ -31,7 +31,7 @@ from threadkeep.channels.bots import TEXTS, Bot
 from threadkeep.channels.contract import IncomingMessage, stored_message
 from threadkeep.channels.delivery import DeliveryOptions, answer_text
 from threadkeep.channels.telegram import TelegramChannel
-from threadkeep.channels.telegram_client import TelegramAnswer, TelegramClient, TelegramPolling
+from threadkeep.channels.telegram_client import TelegramClient, TelegramPolling
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.session import Session
 from threadkeep.observe import ChannelTrouble, Event
@@ -229,6 +229,18 @@ async def test_the_wait_of_a_busy_platform_is_kept(tmp_path: Path, telegram: Fak
     assert entry.tries == 3
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_the_wait_that_a_proxy_demands_is_kept(tmp_path: Path, telegram: FakeTelegram, status: int) -> None:
+    """A proxy names the seconds in the header `Retry-After`, without Telegram's fields."""
+    telegram.refuse(status, page="<html>Busy</html>", headers={"Retry-After": "1"})
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
+        await desk.say("hi")
+        await until(lambda: _has_failed_try(desk))
+        [entry] = await desk.memory.channels.outbox.entries()
+        assert entry.next_try_at >= entry.created_at + timedelta(seconds=1)
+        assert await desk.answered() == ["hello"]
+
+
 @pytest.mark.parametrize(("status", "uncertain"), [(403, False), (400, False), (502, True), (200, True)])
 async def test_a_page_of_a_proxy_is_no_refusal(
     tmp_path: Path, telegram: FakeTelegram, status: int, uncertain: bool
@@ -283,7 +295,6 @@ async def test_a_response_that_never_ends_is_given_up(platform: str, monkeypatch
     server = await asyncio.start_server(_drip, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with httpx2.AsyncClient(trust_env=False) as http:
-        answer: TelegramAnswer | wecom_client.WeComAnswer
         if platform == "telegram":
             answer = await TelegramClient("4242:key", http, api=address).call("getUpdates", seconds=0.6)
         else:
@@ -1285,6 +1296,34 @@ async def test_polling_pauses_for_the_seconds_that_telegram_demands(
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["hello"]), **settings) as desk:
         assert await desk.answered() == ["hello"]
     assert pauses == [(seconds, False) for seconds in (40.0, 300.0, 7_200.0, 1.0, 2.0, 4.0)]
+
+
+async def test_polling_pauses_if_a_poll_ends_at_once_without_a_new_update(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy responds with no updates, or repeats its last response, instead of waiting for updates."""
+    pauses: list[float] = []
+
+    async def pause(_: TelegramPolling, seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(TelegramPolling, "_sleep", pause)
+    telegram.refuse(200, page={"ok": True, "result": []}, method="getUpdates", times=2)
+    telegram.refuse(200, page={"ok": True, "result": [update("one", 1)]}, method="getUpdates", times=2)
+    telegram.push(update("two", 2))
+    settings = {"receive": "polling", "secret": ""}
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["a", "b"]), **settings) as desk:
+        assert await desk.answered(2) == ["a", "b"]
+    assert [0 < seconds <= 1 for seconds in pauses] == [True] * 3
+
+
+async def test_a_wrong_token_of_a_webhook_bot_is_reported(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The bot asks for its name at its start, so the log shows the error before a person writes."""
+    telegram.refuse(401, "Unauthorized", method="getMe", times=100)
+    errors = RecordedErrors()
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(), username="") as desk:
+        desk.memory.observers.add(errors)
+        await until(lambda: "Unauthorized" in errors.errors)
 
 
 @pytest.mark.slow

@@ -146,28 +146,26 @@ def test_a_message_is_decrypted() -> None:
 
 
 def test_replies_are_encrypted_as_in_the_vectors() -> None:
-    v5 = crypto_of("V3").seal(V5_REPLY, timestamp="1411525903", nonce="461056294", salt=b"1234567890123456")
-    assert v5.encrypted.startswith("9s4gMv99m88kKTh/H8IdkOiM")
-    assert v5.encrypted.endswith("F9XiKzHo3")
-    assert v5.signature == "407518b7649e86ef23978113f92d27afa9296533"
-    v6 = WeComCrypto(WECOM_TOKEN, AES_KEY, CORP).seal(
-        "我是中文abcd123", timestamp="1409304348", nonce="xxxxxx", salt=b"aaaabbbbccccdddd"
-    )
-    assert v6.encrypted == "jn1L23DB+6ELqJ+6bruv21Y6MD7KeIfP82D6gU39rmkgczbWwt5+3bnyg5K55bgVtVzd832WzZGMhkP72vVOfg=="
-    assert v6.signature == "82c962d39941aa48552f90ef55aa323dc620cc10"
-    v7 = WeComCrypto(WECOM_TOKEN, AES_KEY, "").seal(
-        V7_MESSAGE, timestamp="1700000000", nonce="nonce1", salt=b"0123456789abcdef"
-    )
-    assert v7.encrypted == V7_ENCRYPTED
-    assert v7.signature == "aee1008863314916535fbbac91808c5dae70f4c3"
+    crypto = crypto_of("V3")
+    v5 = crypto.encrypt(V5_REPLY, salt=b"1234567890123456")
+    assert v5.startswith("9s4gMv99m88kKTh/H8IdkOiM")
+    assert v5.endswith("F9XiKzHo3")
+    assert crypto.sign("1411525903", "461056294", v5) == "407518b7649e86ef23978113f92d27afa9296533"
+    crypto = WeComCrypto(WECOM_TOKEN, AES_KEY, CORP)
+    v6 = crypto.encrypt("我是中文abcd123", salt=b"aaaabbbbccccdddd")
+    assert v6 == "jn1L23DB+6ELqJ+6bruv21Y6MD7KeIfP82D6gU39rmkgczbWwt5+3bnyg5K55bgVtVzd832WzZGMhkP72vVOfg=="
+    assert crypto.sign("1409304348", "xxxxxx", v6) == "82c962d39941aa48552f90ef55aa323dc620cc10"
+    crypto = WeComCrypto(WECOM_TOKEN, AES_KEY, "")
+    assert crypto.encrypt(V7_MESSAGE, salt=b"0123456789abcdef") == V7_ENCRYPTED
+    assert crypto.sign("1700000000", "nonce1", V7_ENCRYPTED) == "aee1008863314916535fbbac91808c5dae70f4c3"
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=500), receiver=st.sampled_from([CORP, ""]))
 def test_wechatpy_and_threadkeep_decrypt_each_others_texts(text: str, receiver: str) -> None:
     """wechatpy is an independent implementation. The test covers any text and each length of the padding."""
     ours, theirs = WeComCrypto(WECOM_TOKEN, AES_KEY, receiver), WeChatCrypto(WECOM_TOKEN, AES_KEY, receiver)
-    sealed = ours.seal(text, timestamp="1", nonce="n")
-    assert theirs.check_signature(sealed.signature, "1", "n", sealed.encrypted) == text
+    encrypted = ours.encrypt(text)
+    assert theirs.check_signature(ours.sign("1", "n", encrypted), "1", "n", encrypted) == text
     assert ours.decrypt(PrpCrypto(theirs.key).encrypt(text, receiver).decode()) == (text, receiver)
 
 

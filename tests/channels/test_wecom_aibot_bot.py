@@ -128,6 +128,22 @@ async def test_a_late_reply_is_sent_to_the_response_url(
         assert await desk.answered() == ["late"]
 
 
+async def test_the_wait_that_wecom_demands_for_a_late_reply_is_kept(
+    tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (intake, wecom_aibot):
+        monkeypatch.setattr(module, "STREAM_TIME", timedelta(0))
+    wecom.be_busy("aibot/response", 1)
+    gate = Gate()
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "late"]])) as desk:
+        await say(desk, "hi")
+        await gate.reached()
+        gate.open()
+        assert await desk.answered() == ["late"]
+    first, second = wecom.times()
+    assert second - first >= 1
+
+
 async def test_a_reply_that_is_not_fetched_is_sent(
     tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,24 @@ async def fetched(desk: WeComDesk) -> None:
     await until(nothing_noticed)
 
 
+async def test_fetching_waits_as_long_as_wecom_demands(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Neither a new notice nor another process ends the pause."""
+    wecom.be_busy("kf/sync_msg", 2)
+    wecom.write(item("a"))
+    model = ScriptedModel(repeat("ok"))
+    async with (
+        opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk,
+        opened_wecom(KIND, shared_url, tmp_path, wecom, model) as other,
+    ):
+        await desk.say("")
+        await until(lambda: len(wecom.times()) == 1)
+        await desk.say("")
+        await other.say("")
+        assert await desk.answered() == ["ok"]
+    first, second = wecom.times()
+    assert second - first >= 2
+
+
 @pytest.mark.slow
 async def test_each_customer_of_a_page_gets_a_reply(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
     """Several messages of one customer are one run, in their order, and all pages are read."""

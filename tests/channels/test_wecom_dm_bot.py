@@ -105,6 +105,19 @@ async def test_calls_that_wait_for_a_token_share_its_failure() -> None:
         assert len(requests) == 2
 
 
+@pytest.mark.parametrize("method", ["message/send", "gettoken"])
+async def test_the_wait_that_wecom_demands_is_kept(tmp_path: Path, wecom: FakeWeCom, method: str) -> None:
+    """The reply is sent once, after the seconds of `Retry-After`, and without doubt. 0 is no pause without an end."""
+    wecom.be_busy(method, 1, 0)
+    async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["ok"]
+        [entry] = await desk.memory.channels.outbox.entries()
+    first, second, third = wecom.times()
+    assert (second - first >= 1, third - second >= 1) == (True, True)
+    assert (entry.tries, entry.uncertain) == (3, False)
+
+
 async def test_a_long_reply_is_split_by_bytes(tmp_path: Path, wecom: FakeWeCom) -> None:
     answer = "\n\n".join(f"{number} " + "字" * 500 for number in range(3))
     async with opened_wecom("wecom_dm", "sqlite://", tmp_path, wecom, ScriptedModel([answer])) as desk:

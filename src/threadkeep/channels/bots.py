@@ -12,7 +12,7 @@ from typing import Literal, Never
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.boundary import ErrorBoundary
-from threadkeep.channels.contract import Channel, ChannelClient, IncomingMessage
+from threadkeep.channels.contract import Channel, ChannelClient, IncomingMessage, Response
 from threadkeep.errors import InvalidInput, RecordTooNew, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ChannelTrouble
@@ -208,7 +208,7 @@ def command_in(message: IncomingMessage, texts: Texts) -> Command | None:
             text = texts.help
         case ["/whoami"]:
             sender = message.sender.id if message.sender is not None else "-"
-            text = texts.whoami.replace("{id}", sender).replace("{session}", message.session_id or "-")
+            text = texts.whoami.replace("{id}", sender).replace("{session}", message.session_id)
         case _:
             return None
     return Command("say", text)
@@ -244,7 +244,7 @@ async def question_for(memory: Memory, runs: RunService, bot: Bot, message: Inco
         return run  # this process cannot read its question, and `resume` raises the error
     if not is_answered_by_text(run) or run.newest_message_id is None:
         return None
-    sent = await memory.channels.outbox.find(bot.name, message.session_id or "", run.newest_message_id)
+    sent = await memory.channels.outbox.find(bot.name, message.session_id, run.newest_message_id)
     # A delivered outbox entry is deleted after some time. After a failed attempt, the question may have arrived anyway.
     is_sent = sent is None or sent.status == "delivered" or (sent.status == "ready" and sent.tries > 0)
     return run if is_sent else None
@@ -314,6 +314,7 @@ class Receiver:
         self._state = memory.channels.state
         self._owner = str(uuid7())
         self._pause = self.first_pause_seconds
+        self._is_demanded = False
 
     async def _keep_trying(self, receive: Callable[[], Awaitable[str | None]]) -> Never:
         """Call `receive` until cancelled. If it raises or returns an error, pause. Further errors extend the pause."""
@@ -327,10 +328,18 @@ class Receiver:
                 continue
             notify_trouble(self._memory, "polling", error, self._channel)
             await self._sleep(self._pause)
+            self._is_demanded = False
             self._pause = min(self._pause * 2, self.longest_pause_seconds)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def _refused(self, duty: str, answer: Response) -> str:
+        """Return the error of a response. If the platform demands a pause, extend the claim on the duty for it."""
+        if answer.retry_after is not None:
+            self._pause, self._is_demanded = answer.retry_after, True
+            await self._claim(duty)
+        return answer.error or "UnreadableAnswer"
 
     async def _claim(self, duty: str) -> bool:
         duties = self._memory.channels.duties

@@ -157,8 +157,7 @@ class WeComAIBotSettings(BotSettings):
             raise InvalidInput("An AI bot with a connection needs its bot_id and its secret; set them.")
         if self.receive_id and not all(":" in user for user in self.allowed_users):
             raise InvalidInput("A third party's bot has users of several companies; allow them as <company>:<member>.")
-        own_api = "" if self.api == wecom_client.API else self.api
-        return WeComAIBotChannel(self.options(WeComAIBotOptions, connection=not is_called, own_api=own_api))
+        return WeComAIBotChannel(self.options(WeComAIBotOptions, connection=not is_called))
 
 
 type AnyBot = TelegramSettings | WeComDirectSettings | WeComServiceSettings | WeComAIBotSettings

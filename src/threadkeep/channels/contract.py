@@ -1,24 +1,27 @@
 """The interface of a chat platform: a channel reads the platform's callbacks, and a client sends answers.
 
 A `Channel` verifies callbacks, parses them into updates, and splits answers into messages, without I/O. A
-`ChannelClient` calls the platform's API. The functions at the end read a platform's JSON; they treat a field of an
-unexpected type as missing.
+`ChannelClient` calls the platform's API with `request`. The functions at the end read a platform's JSON; they treat a
+field of an unexpected type as missing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 from urllib.parse import unquote
 
+import httpx2
+
+from threadkeep.boundary import retry_after
 from threadkeep.errors import InvalidInput
 from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
 from threadkeep.observe import Channel as ChannelKind
@@ -26,6 +29,10 @@ from threadkeep.observe import UpdateReason
 from threadkeep.records import Json
 from threadkeep.records.messages import Role
 
+LONGEST_DEMAND_SECONDS = 86_400.0
+"""The longest pause that a platform may demand."""
+
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _unlogged: ContextVar[bool] = ContextVar("unlogged", default=False)
 # httpx2 logs each URL at INFO, and programs that embed Threadkeep may log at that level.
@@ -102,9 +109,9 @@ class IncomingMessage:
     album: str = ""
 
     @property
-    def session_id(self) -> str | None:
-        """The id of the session, built from fields such as the chat's id; None if one of these fields is missing."""
-        return resolve_key(KEY_CANDIDATES, {"results": self.results}).key
+    def session_id(self) -> str:
+        """The id of the session, built from fields such as the chat's id; empty if one of these fields is missing."""
+        return resolve_key(KEY_CANDIDATES, {"results": self.results}).key or ""
 
     @property
     def user_id(self) -> str | None:
@@ -241,9 +248,15 @@ def check_name(name: str) -> None:
 
 def complete(message: IncomingMessage) -> IncomingMessage | Ignored:
     """Return the message if it can be answered, otherwise an `Ignored` with the reason."""
-    if message.session_id is None:
+    if not message.session_id:
         return Ignored("incomplete")
     return message if message.text.strip() else Ignored("no_text", message)
+
+
+def message_in(update: Update) -> IncomingMessage | None:
+    """Return the message of an update, also if the message is ignored because it has no text."""
+    message = update.message if isinstance(update, Ignored) else update
+    return message if isinstance(message, IncomingMessage) else None
 
 
 def stored_message(message: IncomingMessage) -> str:
@@ -336,17 +349,57 @@ class ChannelClient(Protocol):
         return
 
     async def account(self) -> Account | str:
-        """Return the platform's data about the bot, or the name of an error."""
+        """Return the platform's data about the bot, or the name of an error. By default, there is no data."""
+        return {}
 
 
-@contextmanager
-def unlogged_requests() -> Iterator[None]:
-    """Keep httpx2 from logging the requests in the block, because their URLs contain secrets."""
+@dataclass(frozen=True)
+class Response:
+    """A platform's response to a call. If the call failed, `error` names the problem.
+
+    `code` is the status of Telegram or the `errcode` of WeCom, and None if no readable response arrived. If `uncertain`
+    is True, the call may have been executed. `retry_after` is the pause in seconds, from 1 to 86,400, that the platform
+    or a proxy demands.
+    """
+
+    code: int | None = None
+    fields: Mapping[str, Json] = field(default_factory=dict, repr=False)
+    error: str = ""
+    uncertain: bool = False
+    retry_after: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if the call succeeded."""
+        return not self.error
+
+
+async def request(
+    http: httpx2.AsyncClient,
+    verb: Literal["GET", "POST"],
+    url: str,
+    *,
+    seconds: float,
+    query: Mapping[str, str] | None = None,
+    values: Mapping[str, Json] | None = None,
+) -> Response:
+    """Call a platform's API, for at most `seconds`. `code` in the response is the HTTP status.
+
+    The request is not logged, because its URL contains secrets.
+    """
     token = _unlogged.set(True)
     try:
-        yield
+        async with asyncio.timeout(seconds):  # httpx limits only the time between two bytes
+            # Give up a connection before the whole time is over.
+            limits = httpx2.Timeout(seconds, connect=seconds / 2, pool=seconds / 2)
+            response = await http.request(verb, url, params=query, json=values, timeout=limits)
+    except (httpx2.HTTPError, TimeoutError) as error:
+        return Response(error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
     finally:
         _unlogged.reset(token)
+    pause = retry_after(response.headers, longest=LONGEST_DEMAND_SECONDS)
+    fields, status = object_in(read_json(response.content)), response.status_code
+    return Response(status, fields, uncertain=status >= 500, retry_after=pause)
 
 
 def read_json(text: str | bytes) -> Json:

@@ -107,7 +107,7 @@ class Intake:
             await self.take(bot, update, started)
         except RecordTooNew as error:
             message = await self._in_first_chat(bot, update) if isinstance(update, IncomingMessage) else None
-            if not message or not await self._outbox.waits(bot.name, message.session_id or "", message.message_id):
+            if not message or not await self._outbox.waits(bot.name, message.session_id, message.message_id):
                 raise
             self._notify_trouble(error, bot)
 
@@ -190,20 +190,19 @@ class Intake:
         return message if first is None else in_chat(message, first)
 
     async def _take_message(self, bot: Bot, message: IncomingMessage, started: StartedRuns, again: bool) -> None:
-        session_id = message.session_id or ""
         if not bot.allows(message):
             self.notify(bot, "ignored", "not_for_us")
             return
         if not message.wants_answer:
-            await self._store(message, session_id)
-            self.notify(bot, "taken", session_id=session_id)
+            await self._store(message)
+            self.notify(bot, "taken", session_id=message.session_id)
             return
         if len(message.text) > bot.max_characters:
             await self._say(bot, message, bot.texts.too_long)
-            self.notify(bot, "ignored", "too_long", session_id)
+            self.notify(bot, "ignored", "too_long", message.session_id)
             return
         if not again and not await self._is_within_rate(bot, message):
-            self.notify(bot, "ignored", "too_many", session_id)
+            self.notify(bot, "ignored", "too_many", message.session_id)
             return
         if message.album:
             expires_at = self._memory.clock() + _ALBUM_TIME
@@ -214,14 +213,14 @@ class Intake:
         command = command_in(message, bot.texts)
         if message.sender is not None and (command is None or command.action != "forget"):
             self.in_background(self._identify(message.sender))
-        async with self._locks.setdefault(session_id, asyncio.Lock()):
+        async with self._locks.setdefault(message.session_id, asyncio.Lock()):
             if command is not None:
                 is_new = await self._execute(bot, message, command)
             elif run := await question_for(self._memory, await self._runs.service(), bot, message):
                 is_new = await self._reply(bot, message, run, started)
             else:
                 is_new = await self._answer(bot, message, started)
-        self.notify(bot, "taken" if is_new else "repeated", session_id=session_id)
+        self.notify(bot, "taken" if is_new else "repeated", session_id=message.session_id)
 
     async def _has_caption(self, bot: Bot, message: IncomingMessage) -> bool:
         """Return True if another picture of the message's album had a caption; then only the caption is answered."""
@@ -231,13 +230,13 @@ class Intake:
     async def _drop_of_album(self, bot: Bot, message: IncomingMessage) -> None:
         """Drop the unsent answer to an album's pictures, because a caption has arrived."""
         message_id = f"{bot.channel.scope}:album:{message.album}"
-        answer = await self._outbox.find(bot.name, message.session_id or "", message_id)
+        answer = await self._outbox.find(bot.name, message.session_id, message_id)
         if answer is not None:
             await self._outbox.drop(answer.number)
 
     async def _is_within_rate(self, bot: Bot, message: IncomingMessage) -> bool:
         """Count a message, and return True if it is within the limit."""
-        sender = message.sender.id if message.sender else message.session_id or ""
+        sender = message.sender.id if message.sender else message.session_id
         rate = bot.rates.count(sender, message.message_id)
         if rate == "first_beyond":
             await self._say(bot, message, bot.texts.too_many)
@@ -267,11 +266,10 @@ class Intake:
 
     async def _reply(self, bot: Bot, message: IncomingMessage, run: Run, started: StartedRuns) -> bool:
         """Continue a waiting run with a message that answers it. Return False if the message was already processed."""
-        session_id = message.session_id or ""
         added = await self._expect_answer(bot, message, None)
-        if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
+        if not added and not await self._outbox.waits(bot.name, message.session_id, message.message_id):
             return False
-        await self._store(message, session_id)
+        await self._store(message)
         runs = await self._runs.service()
         try:
             await runs.resume(run.run_id, message.text, user_id=message.user_id, message_id=message.message_id)
@@ -288,7 +286,7 @@ class Intake:
             case "say":
                 return await self._say(bot, message, command.text)
             case "reset":
-                known = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
+                known = await self._outbox.find(bot.name, message.session_id, message.message_id)
                 if known is None or known.status == "waiting":
                     await end_questions(await self._runs.service(), message)
                 request = RunRequest(
@@ -312,24 +310,24 @@ class Intake:
         started: StartedRuns = None,
     ) -> bool:
         """Add an outbox entry for the answer, and start the run. Return False if the message was already processed."""
-        session_id = message.session_id or ""
+        key = message.session_id, message.message_id
         added = await self._expect_answer(bot, message, content)
         # A process may have died after it added the entry. If the entry still waits for a run, start the run.
-        if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
+        if not added and not await self._outbox.waits(bot.name, *key):
             return False
         try:
             submitted = await self._submit(bot, request, mode="wait" if started is None else "later")
         except RecordTooNew:
             raise  # a process of the newer version can read it
         except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput, *_DAMAGES) as error:
-            if isinstance(error, RecordUnreadable) and await self._outbox.run_of(session_id, message.message_id):
+            if isinstance(error, RecordUnreadable) and await self._outbox.run_of(*key):
                 raise  # the message was repeated, and its run supplies the answer
             busy = isinstance(error, SessionBusy)
             if not busy:
                 # Report these errors, because an operator must act: for example, the workflow is missing.
                 self._notify_trouble(error, bot)
             text = bot.texts.busy if busy else bot.texts.failed
-            await self._outbox.answer(bot.name, session_id, message.message_id, text)
+            await self._outbox.answer(bot.name, *key, text)
             self._wake()
             return added
         if started is None:
@@ -369,7 +367,7 @@ class Intake:
         after = STREAM_TIME if is_fetched else _ALBUM_PAUSE if message.album and not message.text else timedelta()
         return await self._outbox.add(
             bot.name,
-            message.session_id or "",
+            message.session_id,
             message.message_id,
             address=message.reply_to,
             content=content,
@@ -380,7 +378,7 @@ class Intake:
             message=stored_message(message) if waits else None,
         )
 
-    async def _store(self, message: IncomingMessage, session_id: str) -> None:
+    async def _store(self, message: IncomingMessage) -> None:
         """Store a message in the transcript without starting a run."""
         stored = Message(
             role=message.role,
@@ -389,7 +387,7 @@ class Intake:
             sent_at=message.sent_at,
             metadata=message.metadata,
         )
-        await self._memory.session(session_id, user_id=message.user_id).append([stored])
+        await self._memory.session(message.session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
         """Note in the transcript that the sender took back a message. Do not answer it if its run has not begun."""
@@ -443,7 +441,7 @@ class Intake:
         Each conversation is deleted after its earlier turns end, together with messages that arrive in the meantime.
         Then the deletion is confirmed.
         """
-        session_id = message.session_id or ""
+        session_id = message.session_id
         # The outbox entry needs a key of its own that names no person. An entry under the session's id would be deleted
         # with the session. An entry under `deletion_key` would mistake the record of the deletion for its run.
         key = (bot.name, f"{FORGOTTEN}{deletion_key(session_id)}", message.message_id)
@@ -477,7 +475,7 @@ class Intake:
 
     async def _is_requested(self, message: IncomingMessage) -> bool:
         """Return True if this message (a /forget) has already requested the deletion of its session."""
-        session_id = message.session_id or ""
+        session_id = message.session_id
         keys = (session_id, deletion_key(session_id))  # a deletion deletes its run and leaves a record
         return any([await self._outbox.run_of(key, message.message_id) for key in keys])
 

@@ -119,7 +119,7 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
                 case TelegramChannel(), TelegramClient() if each.receive == "polling":
                     fetching.append(TelegramPolling(memory, intake, bot, channel, client).keep_polling())
                 case TelegramChannel(), TelegramClient():
-                    fetching.append(client.keep_learning(channel))
+                    fetching.append(client.keep_learning(memory, channel))
                 case WeComServiceChannel(), WeComServiceClient():
                     desks = DeskFetching(memory, intake, bot, channel, client)
                     service.fetch_with(bot, desks.notice)

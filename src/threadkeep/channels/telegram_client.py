@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import httpx2
 
-from threadkeep.channels.bots import Bot, Receiver
+from threadkeep.channels.bots import Bot, Receiver, notify_trouble
 from threadkeep.channels.contract import (
+    LONGEST_DEMAND_SECONDS,
     Account,
     Address,
     ChannelClient,
@@ -18,13 +19,14 @@ from threadkeep.channels.contract import (
     Outcome,
     Part,
     Refused,
+    Response,
     Sent,
     id_in,
+    list_in,
     number_in,
     object_in,
-    read_json,
+    request,
     text_in,
-    unlogged_requests,
 )
 from threadkeep.channels.formatting import markdown_v2
 from threadkeep.channels.intake import Intake
@@ -35,41 +37,10 @@ from threadkeep.records import Json
 API = "https://api.telegram.org"
 
 _CALL_SECONDS = 20.0
-_LONGEST_DEMAND_SECONDS = 86_400.0
 _MARGIN_SECONDS = 10.0
 _WAIT_SECONDS = 25
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+# A conflict means that a webhook is set, or that another program polls this bot.
 _PROBLEMS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "Unauthorized", 409: "Conflict"}
-
-
-@dataclass(frozen=True)
-class TelegramAnswer:
-    """A response of the Bot API. If no readable response arrived, `status` is 0, and `error` names the problem.
-
-    If `uncertain` is True, the call may have been executed.
-    """
-
-    status: int
-    result: Json = field(default=None, repr=False)
-    parameters: Mapping[str, Json] = field(default_factory=dict)
-    error: str = ""
-    uncertain: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """True if the call succeeded."""
-        return self.status == 200
-
-    @property
-    def retry_after(self) -> float | None:
-        """The pause that Telegram demands before the next call, in seconds from 1 to 86,400; None if there is none."""
-        after = number_in(self.parameters, "retry_after")
-        return None if after is None else min(max(float(after), 1.0), _LONGEST_DEMAND_SECONDS)
-
-    @property
-    def problem(self) -> str:
-        """The error's name. `Conflict` means that a webhook is set, or that another program polls this bot."""
-        return self.error or _PROBLEMS.get(self.status, f"Status{self.status}")
 
 
 class TelegramClient(ChannelClient):
@@ -81,28 +52,25 @@ class TelegramClient(ChannelClient):
 
     async def call(
         self, method: str, values: Mapping[str, Json] | None = None, *, seconds: float = _CALL_SECONDS
-    ) -> TelegramAnswer:
+    ) -> Response:
         """Call a method of the Bot API; leave out values that are None."""
         given = {name: value for name, value in (values or {}).items() if value is not None}
-        try:
-            with unlogged_requests():
-                async with asyncio.timeout(seconds):  # httpx limits only the time between two bytes
-                    # Give up a connection before the whole time is over.
-                    limits = httpx2.Timeout(seconds, connect=seconds / 2, pool=seconds / 2)
-                    response = await self._http.post(f"{self._root}/{method}", json=given, timeout=limits)
-        except (httpx2.HTTPError, TimeoutError) as error:
-            return TelegramAnswer(0, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
-        fields, status = object_in(read_json(response.content)), response.status_code
-        if status == 200 and fields.get("ok") is not True:
-            return TelegramAnswer(0, error="UnreadableAnswer", uncertain=True)
+        answer = await request(self._http, "POST", f"{self._root}/{method}", seconds=seconds, values=given)
+        fields, status = answer.fields, answer.code
+        if status is None:
+            return answer
+        if status == 200:
+            return answer if fields.get("ok") is True else Response(error="UnreadableAnswer", uncertain=True)
         if status < 500 and "ok" not in fields:  # a proxy or a firewall has answered, not Telegram
-            return TelegramAnswer(0, error=f"Status{status}")
-        return TelegramAnswer(status, fields.get("result"), object_in(fields, "parameters"), uncertain=status >= 500)
+            return replace(answer, code=None, error=f"Status{status}")
+        if (demanded := number_in(object_in(fields, "parameters"), "retry_after")) is not None:
+            answer = replace(answer, retry_after=min(max(float(demanded), 1.0), LONGEST_DEMAND_SECONDS))
+        return replace(answer, error=_PROBLEMS.get(status, f"Status{status}"))
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a formatted part, or plain text if Telegram rejects the format."""
         answer = await self._send_message(address, part)
-        if answer.status == 400 and "message_thread_id" in address and not text_in(address, "chat_id").startswith("-"):
+        if answer.code == 400 and "message_thread_id" in address and not text_in(address, "chat_id").startswith("-"):
             # The person may have deleted the topic of the private chat, so write to the chat without a topic.
             answer = await self._send_message({**address, "message_thread_id": ""}, part)
         return _outcome(answer, address)
@@ -119,35 +87,36 @@ class TelegramClient(ChannelClient):
         for method in ("getMe", "getWebhookInfo"):
             answer = await self.call(method)
             if not answer.ok:
-                return answer.problem
-            fields = object_in(answer.result)
+                return answer.error
+            fields = object_in(answer.fields, "result")
             found |= {key: text_in(fields, key) for key in ("username", "url", "last_error_message") if key in fields}
             if (waiting := number_in(fields, "pending_update_count")) is not None:
                 found["pending_update_count"] = waiting
         return found
 
-    async def learn_username(self, channel: TelegramChannel) -> TelegramAnswer | None:
+    async def learn_username(self, channel: TelegramChannel) -> Response | None:
         """Set the channel's username if it is unknown. Return Telegram's response if that fails."""
         if channel.username:
             return None
         answer = await self.call("getMe")
-        channel.username = text_in(object_in(answer.result), "username")
+        channel.username = text_in(object_in(answer.fields, "result"), "username")
         return None if channel.username else answer
 
-    async def keep_learning(self, channel: TelegramChannel) -> None:
-        """Request the bot's username, with retries, until it is known."""
+    async def keep_learning(self, memory: Memory, channel: TelegramChannel) -> None:
+        """Request the bot's username until it is known. Report each failure, such as a wrong token."""
         pause = Receiver.first_pause_seconds
-        while await self.learn_username(channel) is not None:
-            await asyncio.sleep(pause)
+        while failed := await self.learn_username(channel):
+            notify_trouble(memory, "polling", failed.error or "UnreadableAnswer", channel)
+            await asyncio.sleep(failed.retry_after or pause)
             pause = min(pause * 2, Receiver.longest_pause_seconds)
 
-    async def _send_message(self, address: Address, part: Part) -> TelegramAnswer:
+    async def _send_message(self, address: Address, part: Part) -> Response:
         answered = number_in(_numbers(address), "message_id") if part.number == 0 else None
         reply: Json = {"message_id": answered, "allow_sending_without_reply": True}
         plain = {**_chat_of(address), "text": part.text, "reply_parameters": None if answered is None else reply}
         formatted: dict[str, Json] = {"text": markdown_v2(part.text), "parse_mode": "MarkdownV2"}
         answer = await self.call("sendMessage", {**plain, **formatted})
-        if answer.status == 400 and "migrate_to_chat_id" not in answer.parameters:
+        if answer.code == 400 and "migrate_to_chat_id" not in object_in(answer.fields, "parameters"):
             answer = await self.call("sendMessage", plain)
         return answer
 
@@ -182,43 +151,42 @@ class TelegramPolling(Receiver):
             await asyncio.sleep(self.look_seconds)
             return None
         if failed := await self._client.learn_username(self._channel):
-            return await self._refused(failed)
+            return await self._refused(self._duty, failed)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         stored = await self._state.value(self._channel.scope, "offset")
         offset = int(stored) if stored else None
         kinds: Json = list(self._channel.options.allowed_updates)
         wanted = {"offset": offset, "timeout": _WAIT_SECONDS, "limit": 100, "allowed_updates": kinds}
         answer = await self._client.call("getUpdates", wanted, seconds=_WAIT_SECONDS + _MARGIN_SECONDS)
-        if not answer.ok or not isinstance(answer.result, list):  # something else than Telegram may have answered
-            return await self._refused(answer)
-        for update in map(object_in, answer.result):
+        # Something else than Telegram may have answered, without a list.
+        if not answer.ok or not isinstance(answer.fields.get("result"), list):
+            return await self._refused(self._duty, answer)
+        for update in map(object_in, list_in(answer.fields, "result")):
             await self._intake.take_fetched(self._bot, self._channel.read_update(update))
             # After a week without updates, Telegram starts again at a random number, which may be lower.
             offset = (number_in(update, "update_id") or 0) + 1
         if offset is None or str(offset) == stored:
+            # A proxy may respond at once, instead of waiting for updates as Telegram does.
+            if (rest := began + self.first_pause_seconds - loop.time()) > 0:
+                await self._sleep(rest)
             return None
         held = {"duty": self._duty, "owner": self._owner}
         kept = await self._state.keep_for_duty(self._channel.scope, "offset", str(offset), **held)
         return None if kept else "LostDuty"
 
-    async def _refused(self, answer: TelegramAnswer) -> str:
-        """Return the error of a response. If Telegram demands a pause, extend the claim on polling for the pause."""
-        if answer.retry_after is not None:
-            self._pause = answer.retry_after
-            await self._claim(self._duty)
-        return answer.problem
 
-
-def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
+def _outcome(answer: Response, address: Address) -> Outcome:
     if answer.ok:
         return Sent()
-    if chat := id_in(answer.parameters, "migrate_to_chat_id"):
+    if chat := id_in(object_in(answer.fields, "parameters"), "migrate_to_chat_id"):
         return Moved({**address, "chat_id": chat})
-    if answer.status == 429:
+    if answer.code == 429:
         return Later("TooManyRequests", answer.retry_after or 1.0)
-    if answer.status in (400, 403):
-        return Refused(answer.problem)
+    if answer.code in (400, 403):
+        return Refused(answer.error)
     # Retry even after 401 and 404 (a wrong token), because an operator can correct the token.
-    return Later(answer.problem, answer.retry_after, uncertain=answer.uncertain)
+    return Later(answer.error, answer.retry_after, uncertain=answer.uncertain)
 
 
 def _chat_of(address: Address) -> dict[str, Json]:

@@ -45,16 +45,6 @@ _SALT_BYTES = 16
 _ENCRYPTED = re.compile(rb"<Encrypt>\s*+(?:<!\[CDATA\[)?([A-Za-z0-9+/=]++)")
 
 
-@dataclass(frozen=True)
-class Sealed:
-    """An encrypted text with its signature."""
-
-    encrypted: str = field(repr=False)
-    signature: str
-    timestamp: str
-    nonce: str
-
-
 class WeComCrypto:
     """The keys of a callback URL, for verifying, decrypting and encrypting texts.
 
@@ -119,16 +109,15 @@ class WeComCrypto:
         except ValueError:
             raise CallbackRefused("unreadable") from None
 
-    def seal(self, plain: str, *, timestamp: str, nonce: str, salt: bytes | None = None) -> Sealed:
-        """Encrypt and sign a text for WeCom. `salt` has 16 bytes, by default random ones."""
+    def encrypt(self, plain: str, *, salt: bytes | None = None) -> str:
+        """Encrypt a text for WeCom. `salt` has 16 bytes, by default random ones."""
         content = plain.encode()
         salt = os.urandom(_SALT_BYTES) if salt is None else salt
         whole = salt + len(content).to_bytes(4, "big") + content + (self._receive_id or "").encode()
         padder = PKCS7(_PADDING_BITS).padder()
         encryptor = self._cipher.encryptor()
         padded = padder.update(whole) + padder.finalize()
-        encrypted = base64.b64encode(encryptor.update(padded) + encryptor.finalize()).decode()
-        return Sealed(encrypted, self.sign(timestamp, nonce, encrypted), timestamp, nonce)
+        return base64.b64encode(encryptor.update(padded) + encryptor.finalize()).decode()
 
     def receive(self, callback: Callback, envelope: Callable[[bytes], str]) -> Received | str:
         """Return the decrypted text of a callback, or the response to a URL verification (a GET).
@@ -187,6 +176,12 @@ class WeComOptions:
     token: str = field(repr=False)
     encoding_aes_key: str = field(repr=False)
 
+    def __post_init__(self) -> None:
+        """Reject options that are not valid; `InvalidInput` names the option."""
+        check_name(self.name)
+        if not self.corp_id:
+            raise InvalidInput("The corp_id is missing; copy it from WeCom's page of the company.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeComDirectOptions(WeComOptions):
@@ -196,9 +191,9 @@ class WeComDirectOptions(WeComOptions):
 
     def __post_init__(self) -> None:
         """Reject options that are not valid; `InvalidInput` names the option."""
-        check_name(self.name)
-        if not self.corp_id or not (self.agent_id.isascii() and self.agent_id.isdigit()):
-            raise InvalidInput("A WeCom application needs its corp_id and its agent_id (digits only); set both.")
+        super().__post_init__()
+        if not (self.agent_id.isascii() and self.agent_id.isdigit()):
+            raise InvalidInput("A WeCom application needs its agent_id, a number; copy it from the application's page.")
 
 
 class WeComXmlChannel[O: WeComOptions](ABC):

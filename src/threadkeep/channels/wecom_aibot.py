@@ -62,8 +62,8 @@ class WeComAIBotOptions:
 
     A group message begins with a mention of the bot, which is removed: `@bot_name`, or any mention if `bot_name` is
     empty. With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot.
-    `own_api` is the address of an API that replaces WeCom's. A bot with a `connection` needs no token and no key, and
-    accepts no callbacks over HTTP.
+    Answers may be sent to addresses below `api`, as to those of WeCom. A bot with a `connection` needs no token and no
+    key, and accepts no callbacks over HTTP.
     """
 
     name: str
@@ -73,7 +73,7 @@ class WeComAIBotOptions:
     bot_id: str = ""
     bot_name: str = ""
     receive_id: str | None = ""
-    own_api: str = ""
+    api: str = ""
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` if the name is not valid."""
@@ -121,9 +121,9 @@ class WeComAIBotChannel:
 
     def _response(self, message: Json, now: datetime) -> CallbackResponse:
         timestamp, nonce = int(now.timestamp()), secrets.token_hex(8)
-        sealed = self._crypto.seal(json.dumps(message, ensure_ascii=False), timestamp=str(timestamp), nonce=nonce)
-        signed = {"timestamp": timestamp, "nonce": nonce, "msgsignature": sealed.signature}
-        body = {"encrypt": sealed.encrypted, **signed}
+        encrypted = self._crypto.encrypt(json.dumps(message, ensure_ascii=False))
+        signature = self._crypto.sign(str(timestamp), nonce, encrypted)
+        body = {"encrypt": encrypted, "timestamp": timestamp, "nonce": nonce, "msgsignature": signature}
         return CallbackResponse(json.dumps(body).encode(), "application/json")
 
     def read(self, fields: Mapping[str, Json]) -> Update:
@@ -165,7 +165,7 @@ class WeComAIBotChannel:
                 message_id=number,
                 text=text,
                 results={PARSER: {**found, "content": text}},
-                reply_to={"response_url": address} if is_response_url(address, self.options.own_api) else {},
+                reply_to={"response_url": address} if is_response_url(address, self.options.api) else {},
                 sender=sender,
                 sent_at=time_in(fields, "create_time"),
                 metadata={"channel": self.name, "platform_message_id": number, "sender_id": sender.id},
@@ -204,13 +204,13 @@ class AnswerStreams:
                 found = await self._outbox.entry(bot.name, number)
                 return await self._stream(bot, channel, found) if found else self._sealed(channel, stream_id, NOTHING)
             case (IncomingMessage() as message) | Ignored(_, IncomingMessage() as message):
-                found = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
+                found = await self._outbox.find(bot.name, message.session_id, message.message_id)
                 return await self._stream(bot, channel, found) if found else None
         return None
 
     async def record(self, bot: Bot, message: IncomingMessage, events: AsyncIterator[Followed]) -> None:
         """Write the growing text of a run's answer into the outbox until the run ends."""
-        outgoing = await self._outbox.find(bot.name, message.session_id or "", message.message_id)
+        outgoing = await self._outbox.find(bot.name, message.session_id, message.message_id)
         if outgoing is None:
             return
         pieces: list[RunPiece] = []
@@ -265,12 +265,12 @@ class AnswerStreams:
         return channel.stream_response(stream_id, text, self._memory.clock(), finished=finished)
 
 
-def is_response_url(url: str, own_api: str = "") -> bool:
+def is_response_url(url: str, api: str = "") -> bool:
     """Return True for a WeCom URL with https and the standard port, to which answers may be sent.
 
-    URLs below `own_api` are accepted too: operators replace WeCom's API in tests or behind a proxy.
+    URLs below `api` are accepted too: operators replace WeCom's API in tests or behind a proxy.
     """
-    if own_api and url.startswith(f"{own_api.rstrip('/')}/"):
+    if api and url.startswith(f"{api.rstrip('/')}/"):
         return True
     try:
         parts = urlsplit(url)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
+from typing import Literal
 
 import httpx2
 
@@ -19,12 +20,11 @@ from threadkeep.channels.contract import (
     Outcome,
     Part,
     Refused,
+    Response,
     Sent,
     number_in,
-    object_in,
-    read_json,
+    request,
     text_in,
-    unlogged_requests,
 )
 from threadkeep.channels.formatting import split_markdown, utf8_length
 from threadkeep.channels.wecom_aibot import MAX_MESSAGE_BYTES, is_response_url
@@ -35,7 +35,6 @@ API = "https://qyapi.weixin.qq.com"
 
 _CALL_SECONDS = 20.0
 _TOKEN_MARGIN_SECONDS = 300
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _TOKEN_CODES = (40001, 40014, 42001)
 _NOTICE_TOKEN_REFUSED = 95007  # "invalid msg token"
 CUT = "\n\n[…]"
@@ -56,29 +55,6 @@ _RECIPIENTS: Mapping[str, str] = {"invaliduser": "InvalidUser", "unlicenseduser"
 """Fields that list members who got no message, and the error for each field."""
 
 
-@dataclass(frozen=True)
-class WeComAnswer:
-    """A response of the API; `code` 0 means success. If no readable response arrived, `error` names the problem.
-
-    If `uncertain` is True, the call may have been executed.
-    """
-
-    code: int | None
-    fields: Mapping[str, Json] = field(default_factory=dict, repr=False)
-    error: str = ""
-    uncertain: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """True if the call succeeded."""
-        return self.code == 0
-
-    @property
-    def problem(self) -> str:
-        """The error's name, or `Code` and the error code from WeCom."""
-        return self.error or f"Code{self.code}"
-
-
 class WeComApi:
     """The API calls of one application. URLs contain secrets, so they are never logged or shown."""
 
@@ -95,14 +71,14 @@ class WeComApi:
         self._token_name = f"access_token:{sha256(secret.encode()).hexdigest()[:8]}"
         self._root = f"{api.rstrip('/')}/cgi-bin"
         self._asking = asyncio.Lock()
-        self._failed: tuple[float, WeComAnswer] | None = None
+        self._failed: tuple[float, Response] | None = None
 
-    async def call(self, method: str, values: Mapping[str, Json]) -> WeComAnswer:
+    async def call(self, method: str, values: Mapping[str, Json]) -> Response:
         """Call a method with the access token. Repeat the call if WeCom rejects the token."""
-        answer = WeComAnswer(None, error="NoToken")
+        answer = Response(error="NoToken")
         for _ in range(2):
             token = await self.token()
-            if isinstance(token, WeComAnswer):
+            if isinstance(token, Response):
                 return replace(token, uncertain=False)  # the method was not called
             answer = await ask(
                 self._http, "POST", f"{self._root}/{method}", query={"access_token": token}, values=values
@@ -113,7 +89,7 @@ class WeComApi:
             await self._state.forget(self._scope, self._token_name, token)
         return answer
 
-    async def token(self) -> str | WeComAnswer:
+    async def token(self) -> str | Response:
         """Return the stored access token or a new token. If WeCom issues no token, return its error.
 
         All calls that wait for a failed request get its error, and do not repeat the request.
@@ -128,7 +104,7 @@ class WeComApi:
             answer = await ask(self._http, "GET", f"{self._root}/gettoken", query=query)
             token = text_in(answer.fields, "access_token")
             if not answer.ok or not token:
-                answer = answer if not answer.ok else WeComAnswer(None, error="UnreadableAnswer")
+                answer = answer if not answer.ok else Response(error="UnreadableAnswer")
                 self._failed = time.monotonic(), answer
                 return answer
             seconds = max((number_in(answer.fields, "expires_in") or 0) - _TOKEN_MARGIN_SECONDS, 60)
@@ -139,37 +115,36 @@ class WeComApi:
 
 async def ask(
     http: httpx2.AsyncClient,
-    verb: str,
+    verb: Literal["GET", "POST"],
     url: str,
     *,
     query: Mapping[str, str] | None = None,
     values: Mapping[str, Json] | None = None,
-) -> WeComAnswer:
+) -> Response:
     """Send a request to WeCom; return network failures instead of raising them."""
-    try:
-        with unlogged_requests():
-            async with asyncio.timeout(_CALL_SECONDS):  # httpx limits only the time between two bytes
-                limits = httpx2.Timeout(_CALL_SECONDS, connect=_CALL_SECONDS / 2, pool=_CALL_SECONDS / 2)
-                response = await http.request(verb, url, params=query, json=values, timeout=limits)
-    except (httpx2.HTTPError, TimeoutError) as error:
-        return WeComAnswer(None, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
-    if response.status_code != 200:
-        return WeComAnswer(None, error=f"Status{response.status_code}", uncertain=response.status_code >= 500)
-    fields = object_in(read_json(response.content))
+    answer = await request(http, verb, url, seconds=_CALL_SECONDS, query=query, values=values)
+    if answer.code != 200:
+        return replace(answer, code=None, error=answer.error or f"Status{answer.code}")
+    return answer_in(answer.fields, if_unreadable="UnreadableAnswer")
+
+
+def answer_in(fields: Mapping[str, Json], *, if_unreadable: str) -> Response:
+    """Return WeCom's response with the given JSON. Without an `errcode`, its error is `if_unreadable`."""
     code = number_in(fields, "errcode")
     if code is None:
-        return WeComAnswer(None, error="UnreadableAnswer", uncertain=True)
-    return WeComAnswer(code, fields)
+        return Response(error=if_unreadable, uncertain=True)
+    return Response(code, fields, error=f"Code{code}" if code else "")
 
 
-def outcome_of(answer: WeComAnswer) -> Outcome:
+def outcome_of(answer: Response) -> Outcome:
     """Return a sent message's outcome, from WeCom's response. Failures that an operator can correct are retried."""
     if answer.ok:
         refused = next((error for name, error in _RECIPIENTS.items() if text_in(answer.fields, name)), None)
         return Sent() if refused is None else Refused(refused)
     if answer.code is not None and (refusal := _REFUSED.get(answer.code)):
         return Refused(refusal)
-    return Later(answer.problem, uncertain=answer.uncertain or answer.code == -1)  # -1: "busy", an error of the server
+    # -1: "busy", an error of the server
+    return Later(answer.error, answer.retry_after, uncertain=answer.uncertain or answer.code == -1)
 
 
 class WeComClient(ChannelClient):
@@ -181,7 +156,7 @@ class WeComClient(ChannelClient):
     async def account(self) -> Account | str:
         """Return the state of the access token, or the name of an error."""
         token = await self.api.token()
-        return token.problem if isinstance(token, WeComAnswer) else {"access_token": "valid"}
+        return token.error if isinstance(token, Response) else {"access_token": "valid"}
 
 
 class WeComDirectClient(WeComClient):
@@ -225,7 +200,7 @@ class WeComServiceClient(WeComClient):
         is_repeated = part.again and not answer.ok and "msgid" in text_in(answer.fields, "errmsg").lower()
         return Sent() if is_repeated else outcome_of(answer)
 
-    async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
+    async def page(self, desk: str, *, cursor: str | None, token: str | None) -> Response:
         """Fetch up to 1,000 messages of a desk after a cursor or, without a cursor, beginning with the oldest.
 
         `token` comes from the callback that announced the messages. If WeCom refuses it, fetch without a token.
@@ -242,21 +217,17 @@ class WeComAIBotClient(ChannelClient):
 
     def __init__(self, http: httpx2.AsyncClient, *, api: str = API) -> None:
         self._http = http
-        self._own_api = "" if api == API else api
+        self._api = api
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a part to the response URL, which accepts one message. If more parts follow, mark it as cut."""
         url = text_in(address, "response_url")
-        if not is_response_url(url, self._own_api):
+        if not is_response_url(url, self._api):
             return Refused("NoResponseAddress")
         text = part.text
         if not part.last:
             text = split_markdown(text, MAX_MESSAGE_BYTES - utf8_length(CUT), size=utf8_length)[0] + CUT
         answer = await ask(self._http, "POST", url, values={"msgtype": "markdown", "markdown": {"content": text}})
         if answer.code in (None, -1, 45009):
-            return Later(answer.problem, uncertain=answer.uncertain)
-        return Sent(is_all=True) if answer.ok else Refused(answer.problem)
-
-    async def account(self) -> Account | str:
-        """Return no data, because WeCom has no API that describes the bot."""
-        return {}
+            return Later(answer.error, answer.retry_after, uncertain=answer.uncertain)
+        return Sent(is_all=True) if answer.ok else Refused(answer.error)

@@ -22,7 +22,6 @@ from websockets.exceptions import ConnectionClosed
 from threadkeep.boundary import ErrorBoundary
 from threadkeep.channels.bots import Bot, Receiver, notify_trouble
 from threadkeep.channels.contract import (
-    Account,
     Address,
     ChannelClient,
     ChatEntered,
@@ -31,17 +30,18 @@ from threadkeep.channels.contract import (
     Later,
     Outcome,
     Part,
+    Response,
     Sent,
     Update,
     id_in,
-    number_in,
+    message_in,
     object_in,
     read_json,
     text_in,
 )
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.wecom_aibot import NOTHING, STREAM_TIME, WeComAIBotChannel
-from threadkeep.channels.wecom_client import WeComAnswer, outcome_of
+from threadkeep.channels.wecom_client import answer_in, outcome_of
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
@@ -109,14 +109,10 @@ class AIBotConnection(Receiver, ChannelClient):
             async with stream.lock:
                 answer = await self._ask("aibot_respond_msg", stream.body(part.text, finished=True), stream.req_id)
             if answer.ok or answer.uncertain:
-                return Sent() if answer.ok else Later(answer.problem, uncertain=True)
+                return Sent() if answer.ok else Later(answer.error, uncertain=True)
         message: dict[str, Json] = {"chatid": text_in(address, "chat"), "msgtype": "markdown"}
         answer = await self._ask("aibot_send_msg", {**message, "markdown": {"content": part.text}})
         return outcome_of(answer)
-
-    async def account(self) -> Account | str:
-        """Return no data, because a request would need a second connection, and that would end the first connection."""
-        return {}
 
     async def keep_connected(self, intake: Intake, bot: Bot) -> None:
         """Stay connected until cancelled; after a failure, pause and connect again."""
@@ -153,7 +149,7 @@ class AIBotConnection(Receiver, ChannelClient):
                             if not await self._claim(self._duty):
                                 return "LostDuty"
                     answer = await self._ask("ping", None)
-                return answer.problem
+                return answer.error
             finally:
                 self._socket, self._subscribed = None, False
                 await socket.close()
@@ -181,13 +177,12 @@ class AIBotConnection(Receiver, ChannelClient):
     async def _receive(self, intake: Intake, bot: Bot, req_id: str, body: Mapping[str, Json]) -> None:
         """Store and process a message or an event; retry until stored, because WeCom does not send it again."""
         with ErrorBoundary(lambda error: notify_trouble(self._memory, "following", error, self._channel)):
-            update, message = self._addressed(self._channel.read(body), req_id, body)
+            update = self._addressed(self._channel.read(body), req_id, body)
             stream = None
-            if message is not None:
+            if (message := message_in(update)) is not None:
                 ends_at = asyncio.get_running_loop().time() + STREAM_TIME.total_seconds()
                 stream = self._streams[req_id] = _Stream(req_id, ends_at)
-            session_id = message.session_id or "" if message is not None else ""
-            async with self._locks.setdefault(session_id, asyncio.Lock()):
+            async with self._locks.setdefault(message.session_id if message else "", asyncio.Lock()):
                 await retry_until_available(partial(intake.take, bot, update))
             if isinstance(update, ChatEntered) and bot.texts.welcome:
                 text: Json = {"content": bot.texts.welcome}
@@ -195,22 +190,19 @@ class AIBotConnection(Receiver, ChannelClient):
             elif stream is not None and message is not None:
                 await self._grow(stream, bot, message)
 
-    def _addressed(
-        self, update: Update, req_id: str, body: Mapping[str, Json]
-    ) -> tuple[Update, IncomingMessage | None]:
-        """Set `reply_to` in the update's message, if it has one. Return the update, and the message or None."""
-        message = update.message if isinstance(update, Ignored) else update
-        if not isinstance(message, IncomingMessage):
-            return update, None
+    def _addressed(self, update: Update, req_id: str, body: Mapping[str, Json]) -> Update:
+        """Return the update with `reply_to` set in its message, if it has one."""
+        if (message := message_in(update)) is None:
+            return update
         chat = id_in(body, "chatid") or id_in(object_in(body, "from"), "userid")
         message = replace(message, reply_to={"req_id": req_id, "chat": chat})
-        return (replace(update, message=message) if isinstance(update, Ignored) else message), message
+        return replace(update, message=message) if isinstance(update, Ignored) else message
 
     async def _grow(self, stream: _Stream, bot: Bot, message: IncomingMessage) -> None:
         """Send the text of an answer to its stream as it grows, until the answer is complete or the stream ends."""
         shown = None
         while self._streams.get(stream.req_id) is stream:
-            found = await self._memory.channels.outbox.find(bot.name, message.session_id or "", message.message_id)
+            found = await self._memory.channels.outbox.find(bot.name, message.session_id, message.message_id)
             # Without an outbox entry, the message gets no answer. An entry with another `req_id` means that WeCom has
             # repeated the message, and that the stream of the other request shows the answer.
             if found is None or text_in(found.address, "req_id") not in ("", stream.req_id):
@@ -241,23 +233,22 @@ class AIBotConnection(Receiver, ChannelClient):
         parts = self._channel.split(found.partial)
         return parts[0] if parts else NOTHING, False
 
-    async def _ask(self, cmd: str, body: Mapping[str, Json] | None, req_id: str | None = None) -> WeComAnswer:
+    async def _ask(self, cmd: str, body: Mapping[str, Json] | None, req_id: str | None = None) -> Response:
         """Send a frame and wait for its acknowledgement."""
         req_id = req_id or f"{cmd}_{uuid7().hex}"
         frame: dict[str, object] = {"cmd": cmd, "headers": {"req_id": req_id}}
         if self._socket is None:
-            return WeComAnswer(None, error="NotConnected")
+            return Response(error="NotConnected")
         waiting = self._acks[req_id] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(_ACK_SECONDS):
                 await self._socket.send(json.dumps(frame if body is None else {**frame, "body": body}))
                 answer = await waiting
         except (ConnectionClosed, TimeoutError) as error:
-            return WeComAnswer(None, error=type(error).__name__, uncertain=True)
+            return Response(error=type(error).__name__, uncertain=True)
         finally:
             self._acks.pop(req_id, None)
-        code = number_in(answer, "errcode")
-        return WeComAnswer(code, answer, error="" if code is not None else "Disconnected", uncertain=code is None)
+        return answer_in(answer, if_unreadable="Disconnected")
 
     def _end_streams(self) -> None:
         """Forget all streams of the ended connection, and wake the calls that wait for an acknowledgement."""

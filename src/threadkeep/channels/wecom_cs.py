@@ -19,10 +19,10 @@ from threadkeep.channels.contract import (
     MessageRecalled,
     Sender,
     Update,
-    check_name,
     complete,
     id_in,
     list_in,
+    message_in,
     number_in,
     object_in,
     read_json,
@@ -33,7 +33,6 @@ from threadkeep.channels.formatting import split_text, utf8_length
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.wecom import MAX_MESSAGE_BYTES, WeComOptions, WeComXmlChannel
 from threadkeep.channels.wecom_client import CUT, WeComServiceClient
-from threadkeep.errors import InvalidInput
 from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
@@ -58,12 +57,6 @@ class WeComServiceOptions(WeComOptions):
     """Options of a corporation's customer service. If `desks` is not empty, the bot serves only these desks."""
 
     desks: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        """Raise `InvalidInput` if the name is not valid or `corp_id` is empty."""
-        check_name(self.name)
-        if not self.corp_id:
-            raise InvalidInput("A WeCom customer service needs its corp_id; set it.")
 
 
 @dataclass(frozen=True)
@@ -207,6 +200,9 @@ class DeskFetching(Receiver):
         return error
 
     async def _sleep(self, seconds: float) -> None:
+        if self._is_demanded:  # a new notice does not end the pause
+            await asyncio.sleep(seconds)
+            return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._noticed.wait(), seconds)
         self._noticed.clear()
@@ -223,7 +219,8 @@ class DeskFetching(Receiver):
                 await self._state.forget(self._channel.scope, f"{_NOTICE_PREFIX}{desk}", notice)
             return error
         finally:
-            await asyncio.shield(self._release(duty))
+            if not self._is_demanded:
+                await asyncio.shield(self._release(duty))
 
     async def _fetch_pages(self, desk: str, notice: str, duty: str) -> str | None:
         scope, token = self._channel.scope, self._token_in(notice)
@@ -236,7 +233,7 @@ class DeskFetching(Receiver):
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
             if not answer.ok:
-                return answer.problem
+                return await self._refused(duty, answer)
             page = self._channel.read_page(dict(answer.fields))
             fresh = page.updates if began is None else _with_old_unanswered(page.updates, time_of(began))
             await self._intake.take_page(self._bot, fresh)
@@ -281,8 +278,8 @@ def _with_old_unanswered(updates: Iterable[Update], began: datetime) -> list[Upd
     since = began - _UNKNOWN_AGE
     found: list[Update] = []
     for update in updates:
-        message = update.message if isinstance(update, Ignored) else update
-        if not isinstance(message, IncomingMessage) or message.sent_at is None or message.sent_at >= since:
+        message = message_in(update)
+        if message is None or message.sent_at is None or message.sent_at >= since:
             found.append(update)
         elif message is update:
             found.append(replace(message, wants_answer=False))

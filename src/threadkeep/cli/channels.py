@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from threadkeep.channels.configuration import AnyBot
     from threadkeep.channels.contract import ChannelClient
     from threadkeep.history.memory import Memory
-    from threadkeep.store.outbox import Outgoing
+    from threadkeep.store.outbox import ChannelState, Outgoing
 
 _PAGE = 1000
 _NO_BOTS = "There are no bots; add one with: threadkeep channels add, or set THREADKEEP_CHANNELS to a file."
@@ -33,10 +33,8 @@ Number = Annotated[int, _NUMBER]
 
 async def list_channels() -> None:
     """List the bots, each with the numbers of its undelivered answers: waiting for a run, ready to send, or failed."""
-    bots = _bots()
-    async with opened_memory() as memory:
-        states = await memory.channels.outbox.states(bot.name for bot in bots)
     rows: list[dict[str, object]] = []
+    states = await _states(bots := _bots())
     for bot in bots:
         counts = states[bot.name].counts
         rows.append({"name": bot.name, "kind": bot.kind, "receive": bot.receive, "workflow": bot.workflow, **counts})
@@ -48,9 +46,7 @@ async def show_status() -> None:
 
     Bots that were removed from the channels file are shown while they have undelivered answers.
     """
-    bots = _bots()
-    async with opened_memory() as memory:
-        states = await memory.channels.outbox.states(bot.name for bot in bots)
+    states = await _states(bots := _bots())
     kinds: dict[str, str | None] = {bot.name: bot.kind for bot in bots}
     removed = [name for name, state in states.items() if name not in kinds and any(state.counts.values())]
     rows: list[dict[str, object]] = []
@@ -208,6 +204,11 @@ def _list_bots(rows: Sequence[Mapping[str, object]]) -> None:
     terminal.listing({"channels": rows}, columns, cells, nothing=_NO_BOTS, right=OPEN_STATUSES)
 
 
+async def _states(bots: Sequence[AnyBot]) -> dict[str, ChannelState]:
+    async with opened_memory() as memory:
+        return await memory.channels.outbox.states(bot.name for bot in bots)
+
+
 def _bots() -> Sequence[AnyBot]:
     """Return the bots of the channels file. If no file is configured, there are no bots."""
     from threadkeep.channels.configuration import read_channels
@@ -263,7 +264,7 @@ async def _set_webhook(bot: AnyBot, url: str) -> None:
         else:
             answer = await client.call("deleteWebhook")
     if not answer.ok:
-        raise NotDone(_refusal("Unauthorized" if answer.status in (401, 404) else answer.error or str(answer.status)))
+        raise NotDone(_refusal(answer.error))
 
 
 def _refusal(error: str) -> str:

@@ -139,18 +139,8 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         if recipient is None:
             return False
         address = {name: value for name, value in recipient.address.items() if name not in _OF_A_REPLY}
-        row = {
-            "channel": recipient.channel,
-            "session_id": session_id,
-            "message_id": message_id,
-            "status": "ready",
-            "content": clean_text(content),
-            "address": json_text(address),
-            "now": self._now(),
-            "first_try_at": self._now(),
-        }
-        async with self._driver.writing() as connection:
-            return bool(await connection.fetch(self._sql["add"], row))
+        key = recipient.channel, session_id, message_id
+        return await self.add(*key, address=address, content=content, waits=False, remember=False)
 
     async def own(self, channel: str, session_id: str, user_id: str) -> bool:
         """Make a user the owner of a session that has no owner and only a bot's messages; return False for any other.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from ssl import SSLContext
 from typing import NamedTuple
@@ -18,6 +16,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from threadkeep.boundary import retry_after
 from threadkeep.errors import GraphitiError, GraphitiFailure
 from threadkeep.knowledge.graphiti.client import Episode, GraphFact, MayContinue, SeenEpisode, Step, episode_in, fact_in
 from threadkeep.records import Json
@@ -207,17 +206,5 @@ def failure_of(response: httpx2.Response) -> GraphitiError:
         kind = "server"
     elif status < 400:
         kind = "unreadable"
-    return GraphitiError(kind, status=status, retry_after=_retry_after(response), uncertain=status in (502, 504))
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    text = response.headers.get("Retry-After")
-    if text is None:
-        return None
-    try:
-        seconds = (
-            float(text) if text.strip().isdigit() else (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
-        )
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return min(max(seconds, 0.0), _LONGEST_PAUSE_SECONDS)
+    pause = retry_after(response.headers, longest=_LONGEST_PAUSE_SECONDS)
+    return GraphitiError(kind, status=status, retry_after=pause, uncertain=status in (502, 504))
