@@ -21,6 +21,7 @@ from websockets.asyncio.client import connect
 from tests.channels.desk import SOON
 from tests.channels.fake_openws import SECRET, FakeGateway, faking_gateway
 from tests.channels.platforms import WeComAIBot, aibot_message
+from tests.limits import HANG_SECONDS
 from tests.outages import Outage
 from tests.web.services import client_of, opened_app, settings_for, until
 from threadkeep import Memory
@@ -30,7 +31,8 @@ from threadkeep.channels.bots import Receiver
 from threadkeep.channels.configuration import ChannelsFile, WeComAIBotSettings
 from threadkeep.channels.intake import Intake
 from threadkeep.channels.opening import open_channels
-from threadkeep.errors import InvalidInput
+from threadkeep.errors import InvalidInput, StoreUnavailable
+from threadkeep.store.duties import Duties
 from threadkeep.testing import Gate, ScriptedModel
 
 SESSION = "wecom_aibot:B1:single:U1"
@@ -309,6 +311,25 @@ async def test_the_connection_survives_a_database_outage(
         gateway.push(message("three", 3))
         assert await desk.answered(3) == ["to one", "to two", "to three"]
     assert gateway.subscriptions() == [0]
+
+
+async def test_the_connection_is_claimed_soon_after_an_outage(
+    tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process would connect otherwise, and take newer messages before those that wait in this process."""
+    claim, claims = Duties.claim, list[str]()
+
+    async def failing(self: Duties, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
+        if duty.startswith("connect:"):
+            claims.append(duty)
+            if len(claims) == 2:
+                monkeypatch.setattr(wecom_connection, "_PING_SECONDS", 2 * HANG_SECONDS)
+                raise StoreUnavailable("no database")
+        return await claim(self, duty, owner, seconds=seconds, every_seconds=every_seconds)
+
+    monkeypatch.setattr(Duties, "claim", failing)
+    async with connected("sqlite://", tmp_path, gateway, ScriptedModel()):
+        await until(lambda: len(claims) == 3)
 
 
 async def test_a_message_received_during_shutdown_is_stored(

@@ -54,6 +54,7 @@ _ACK_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 _FINISH_SECONDS = 5.0
 _PING_SECONDS = 20.0
+_UNAVAILABLE_SECONDS = 0.5
 _GROW_SECONDS = 0.5
 _CALLBACKS = ("aibot_msg_callback", "aibot_event_callback")
 # Turn DEBUG off, because the library would log whole frames, with the secret and people's messages.
@@ -141,13 +142,18 @@ class AIBotConnection(Receiver, ChannelClient):
                 )
                 if answer.ok:
                     self._subscribed, self._pause = True, self.first_pause_seconds
+                seconds = _PING_SECONDS
                 while answer.ok and not reading.done():
-                    await asyncio.wait([reading], timeout=_PING_SECONDS)
-                    # Stay connected if the database does not answer, because WeCom does not send messages again.
+                    await asyncio.wait([reading], timeout=seconds)
+                    # Stay connected if the database does not answer, because WeCom does not send messages again. When
+                    # it answers, claim the connection before another process does: that process would take newer
+                    # messages before those that wait in this process.
+                    seconds = _UNAVAILABLE_SECONDS
                     with contextlib.suppress(StoreError, TimeoutError):
                         async with asyncio.timeout(_ACK_SECONDS):
                             if not await self._claim(self._duty):
                                 return "LostDuty"
+                            seconds = _PING_SECONDS
                     answer = await self._ask("ping", None)
                 return answer.error
             finally:
