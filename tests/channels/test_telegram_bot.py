@@ -41,7 +41,7 @@ from threadkeep.records.runs import DELETE, RunQuery, deletion_key
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
 from threadkeep.store.duties import Duties
-from threadkeep.store.outbox import Outbox, Outgoing
+from threadkeep.store.outbox import OrphanedMessage, Outbox, Outgoing
 from threadkeep.testing import Gate, ScriptedModel
 
 TOO_FAST = "You are sending messages too fast. Please wait a minute."
@@ -1182,6 +1182,27 @@ async def test_an_unreadable_row_does_not_block_other_rows(
         assert sorted(troubles.errors) == ["KeyError", "TypeError"]
         assert await outbox.end_without_run(older_than=timedelta(0)) == 2
         assert await desk.statuses() == ["nothing", "nothing", "delivered"]
+
+
+async def test_a_new_message_does_not_expire_if_the_clock_of_its_process_is_behind(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process stores a message just before this process ends old ones, and has not begun its run."""
+    orphaned, arrivals = Outbox.orphaned, ["late"]
+
+    async def then_another_arrives(outbox: Outbox, *, older_than: timedelta) -> list[OrphanedMessage]:
+        found = await orphaned(outbox, older_than=older_than)
+        if arrivals:
+            behind = Outbox(outbox._driver, clock=lambda: outbox._clock() - timedelta(hours=2))  # noqa: SLF001
+            stored = _stored(arrivals.pop(), 1)
+            assert await behind.add("one", SESSION, "telegram:4242:1", address=ADDRESS, message=stored)
+        return found
+
+    monkeypatch.setattr(Outbox, "orphaned", then_another_arrives)
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["hello"])) as desk:
+        await until(lambda: not arrivals)
+        await until(desk.outbox_is_idle)
+        assert telegram.texts() == ["hello"]
 
 
 async def test_recovered_messages_skip_the_limit_and_recovered_commands_expire(

@@ -72,10 +72,11 @@ class Delivery:
         """Make `keep_delivering` check for ready answers at once."""
         self._woken.set()
 
-    async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[None]]) -> None:
+    async def keep_delivering(self, take_orphaned: Callable[[timedelta], Awaitable[int]]) -> None:
         """Deliver answers until cancelled. Every `poll_seconds`, also process messages left by dead processes.
 
-        `take_orphaned` processes these messages; its argument is the minimum age of a message.
+        `take_orphaned` processes these messages, and returns the highest number of their entries. Its argument is the
+        minimum age of a message.
         """
         loop = asyncio.get_running_loop()
         poll_at = loop.time() + self._options.poll_seconds
@@ -89,9 +90,11 @@ class Delivery:
             with ErrorBoundary(partial(notify_trouble, self._memory, "delivery")):
                 await self.deliver_due(of_all=polls)
                 if polls:
-                    await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
+                    newest = await take_orphaned(timedelta(seconds=self._options.take_again_seconds))
                     # End old messages only after `take_orphaned` has tried them: after a long downtime, all are old.
-                    await self._outbox.end_without_run(older_than=timedelta(seconds=self._options.unasked_seconds))
+                    # If clocks differ, messages that arrive now may look old, too.
+                    older_than = timedelta(seconds=self._options.unasked_seconds)
+                    await self._outbox.end_without_run(older_than=older_than, upto=newest)
 
     async def finish(self, *, seconds: float) -> None:
         """Send ready answers for at most `seconds`. Unsent answers stay in the outbox and are sent later."""

@@ -127,8 +127,10 @@ class Intake:
                 raise
             self._notify_trouble(error, bot)
 
-    async def take_orphaned(self, older_than: timedelta) -> None:
+    async def take_orphaned(self, older_than: timedelta) -> int:
         """Take messages that dead processes left in the outbox, because not every platform sends them again.
+
+        Return the highest number of their outbox entries, or 0.
 
         Commands are skipped, because a late command would reset or erase messages that arrived in the meantime. But a
         deletion that was already requested is still confirmed.
@@ -140,7 +142,7 @@ class Intake:
         self._taken_again.intersection_update(left.number for left in found)
         for left in found:
             bot = self._bots.get(left.channel)
-            if bot is None or left.number in self._taken_again:
+            if bot is None or not left.message or left.number in self._taken_again:
                 continue
             try:
                 message = restored_message(left.message, left.address)
@@ -150,6 +152,7 @@ class Intake:
             except (ValueError, TypeError, LookupError, RecordTooNew) as error:
                 self._notify_trouble(error, bot)  # another version of Threadkeep stored the row; leave the row to it
             self._taken_again.add(left.number)
+        return max((left.number for left in found), default=0)
 
     async def close(self) -> None:
         """Stop waiting for runs. Any process that polls the outbox (the table of answers) finds their answers later."""

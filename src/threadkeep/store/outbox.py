@@ -22,6 +22,7 @@ _USER = "user_id"
 """The field of an address that has the person's id; the column `person_id` is computed from this field."""
 _MESSAGE = "message"
 _OF_A_REPLY = ("message_id", "callback_query_id")
+_LAST = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,10 @@ class Recipient:
 
 @dataclass(frozen=True)
 class OrphanedMessage:
-    """A received message for which no run was created: its outbox number, address, and data to process it again."""
+    """A received message for which no run was created: its outbox number, address, and data to process it again.
+
+    An earlier version may have stored no data; `message` is then empty.
+    """
 
     number: int
     channel: str
@@ -206,12 +210,12 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         """Return received messages that still have no run after `older_than`, because a process died."""
         rows = await self._driver.fetch(self._sql["left"], {"before": time_text(self._clock() - older_than)})
         found = [(number, channel, _address(address)) for number, channel, address in rows]
-        return [OrphanedMessage(*each, str(each[2][_MESSAGE])) for each in found if _MESSAGE in each[2]]
+        return [OrphanedMessage(*each, str(each[2].get(_MESSAGE, ""))) for each in found]
 
-    async def end_without_run(self, *, older_than: timedelta) -> int:
-        """End answers that have waited longer than `older_than`, but for which no run exists; return their number."""
+    async def end_without_run(self, *, older_than: timedelta, upto: int = _LAST) -> int:
+        """End answers up to the number `upto` that have waited longer for a run but have none; return their count."""
         now = self._clock()
-        parameters = {"now": time_text(now), "before": time_text(now - older_than)}
+        parameters = {"now": time_text(now), "before": time_text(now - older_than), "upto": upto}
         return await self._execute("end_without_run", parameters)
 
     async def due(self, channel: str, *, limit: int) -> list[int]:

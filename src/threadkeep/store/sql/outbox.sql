@@ -91,6 +91,7 @@ ORDER BY number
 -- name: end_without_run
 UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ended_at = :now
 -- include: unasked
+    AND number <= :upto
 
 -- name: sendable
 -- Included by other statements: ready messages that no process is sending and that are the first of their session.
