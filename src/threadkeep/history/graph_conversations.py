@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from threadkeep.context.manifest import ConversationLocation
-from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.errors import StoreError
 from threadkeep.graph_store.items import ConversationChanged, Items, TabledStore
 from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
 from threadkeep.graph_store.opening import langgraph_stores
@@ -169,11 +169,8 @@ def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
     """Return the layout and the key in an `order_name`, or None for another name."""
     if not name.startswith(_NO_SESSION):
         return None
-    try:
-        namespace, suffix, value_field, key = json.loads(name.removeprefix(_NO_SESSION))
-        return GraphLayout(tuple(namespace), suffix, value_field=value_field), str(key)
-    except (ValueError, TypeError, InvalidInput):
-        return None  # an older version stored a digest instead of these fields
+    namespace, suffix, value_field, key = json.loads(name.removeprefix(_NO_SESSION))
+    return GraphLayout(tuple(namespace), suffix, value_field=value_field), str(key)
 
 
 def folder_of(layout: GraphLayout) -> str:
