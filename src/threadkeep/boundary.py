@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import traceback
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextvars import Context
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any
 
@@ -88,6 +90,64 @@ async def running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[a
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+_MOST_WAITING = 1_000
+
+
+class WorkQueue[R]:
+    """A bounded queue with the newest request of each session, and the background tasks that work on the requests.
+
+    Up to `most_at_once` sessions are worked on at once. `work` must catch its errors. It may add to `waiting` what it
+    has left undone, also while the queue is closing.
+    """
+
+    def __init__(self, work: Callable[[R], Coroutine[Any, Any, None]], name: str, *, most_at_once: int) -> None:
+        self.waiting: OrderedDict[str, R] = OrderedDict()
+        self._work = work
+        self._name = name
+        self._most_at_once = most_at_once
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+
+    def put(self, session_id: str, request: R) -> str | None:
+        """Queue a request in place of the session's earlier one, and return at once; after `close`, do nothing.
+
+        If more than 1,000 sessions wait, drop the first one and return its id.
+        """
+        if self._closed:
+            return None
+        self.waiting[session_id] = request
+        dropped = self.waiting.popitem(last=False)[0] if len(self.waiting) > _MOST_WAITING else None
+        self._begin()
+        return dropped
+
+    async def idle(self) -> None:
+        """Wait until the queue is empty and no work is in progress."""
+        while self._running:
+            await asyncio.wait(self._running.values())
+
+    async def close(self, seconds: float) -> None:
+        """Accept no more requests, wait up to `seconds` until the queue is idle, then cancel the rest."""
+        self._closed = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.idle(), seconds)
+        self.waiting.clear()
+        for task in self._running.values():
+            task.cancel()
+        await self.idle()
+
+    def _begin(self) -> None:
+        due = [session_id for session_id in self.waiting if session_id not in self._running]
+        for session_id in due[: self._most_at_once - len(self._running)]:
+            work = self._work(self.waiting.pop(session_id))
+            # The caller's context would keep its run in memory, and send the tokens of model calls to its stream.
+            task = self._running[session_id] = asyncio.create_task(work, context=Context(), name=self._name)
+            task.add_done_callback(partial(self._ended, session_id))
+
+    def _ended(self, session_id: str, _: asyncio.Task[None]) -> None:
+        del self._running[session_id]
+        self._begin()
 
 
 class ErrorBoundary(AbstractContextManager["ErrorBoundary", bool]):

@@ -582,7 +582,7 @@ async def test_a_repeated_first_question_keeps_the_workspaces_of_later_ones(
     middleware = [SessionMemory(memory, learning=learns)]
     agent: Any = create_agent(ScriptedModel(["First.", "Second."]), [], middleware=middleware)
     with monkeypatch.context() as patched:
-        patched.setattr(memory.learning, "_work", lambda _: asyncio.sleep(0))  # the learner is late
+        patched.setattr(memory.learning, "_learn_some", lambda _: asyncio.sleep(0, (0, False)))  # the learner is late
         for text in ("One", "Two"):
             await agent.ainvoke({"messages": [HumanMessage(text, id=text)]}, CONFIG)
     await agent.ainvoke({"messages": [HumanMessage("One", id="One")]}, CONFIG)
@@ -615,7 +615,7 @@ async def test_workspace_facts_are_learned_late_if_the_newest_turn_has_no_worksp
     learns = FactLearning(memory, model=answering(entries), scopes=("user", "workspace"))
     agent: Any = create_agent(ScriptedModel(["1", "2"]), [], middleware=[SessionMemory(memory, learning=learns)])
     with monkeypatch.context() as patched:
-        patched.setattr(memory.learning, "_work", lambda _: asyncio.sleep(0))  # the learner is late
+        patched.setattr(memory.learning, "_learn_some", lambda _: asyncio.sleep(0, (0, False)))  # the learner is late
         await agent.ainvoke({"messages": [("user", "In the shop")]}, CONFIG)
     nowhere: Any = {"configurable": {"thread_id": "room:1", "user_id": "ada"}}
     await agent.ainvoke({"messages": [("user", "At home")]}, nowhere)

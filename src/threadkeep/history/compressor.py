@@ -7,16 +7,12 @@ because summaries and messages are in the database.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
-from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, WorkQueue
 from threadkeep.context.compression import UNLIMITED, WindowRoom
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
@@ -77,12 +73,8 @@ class Compressor:
         self._clock = clock
         self._counter = counter
         self._options = options or CompressorOptions()
-        self._waiting: OrderedDict[str, CompressionRequest] = OrderedDict()
+        self._queue = WorkQueue(self._attempt, "threadkeep-compression", most_at_once=_MOST_AT_ONCE)
         self._troubles: OrderedDict[str, _Trouble] = OrderedDict()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._closed = False
 
     def consider(self, request: CompressionRequest) -> None:
         """Queue a session, to be compressed if enough messages have no summary, and return at once.
@@ -90,13 +82,11 @@ class Compressor:
         The newest answer must be stored already. If too many sessions wait, the oldest request is dropped and reported.
         After `close`, nothing is queued.
         """
-        if self._closed:
-            return
-        self._put(request)
-        if len(self._waiting) > _MOST_SESSIONS:
-            crowded_out, _ = self._waiting.popitem(last=False)
+        before = self._queue.waiting.get(request.session_id, request)
+        left_out = max(request.left_out_upto_seq, before.left_out_upto_seq)
+        crowded_out = self._queue.put(request.session_id, replace(request, left_out_upto_seq=left_out))
+        if crowded_out is not None:
             self._report(crowded_out, "crowded")
-        self._begin()
 
     async def compress_now(
         self,
@@ -124,37 +114,11 @@ class Compressor:
 
     async def idle(self) -> None:
         """Wait until the queue is empty and no work is in progress."""
-        await self._idle.wait()
+        await self._queue.idle()
 
     async def close(self) -> None:
         """Wait up to `closing_seconds` for queued work to finish, then cancel the rest."""
-        self._closed = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self._options.closing_seconds)
-        self._waiting.clear()
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _begin(self) -> None:
-        """Start tasks for queued sessions, up to `_MOST_AT_ONCE` in all and one per session."""
-        due = [session_id for session_id in self._waiting if session_id not in self._running]
-        for session_id in due[: _MOST_AT_ONCE - len(self._running)]:
-            work = self._attempt(self._waiting.pop(session_id))
-            # Use an empty context. The caller's context would keep the caller's run in memory, and the tokens of the
-            # summary would appear in the stream of this run.
-            task = asyncio.create_task(work, context=Context(), name="threadkeep-compression")
-            self._running[session_id] = task
-            task.add_done_callback(partial(self._ended, session_id))
-        if self._running:
-            self._idle.clear()
-        else:
-            self._idle.set()
-
-    def _ended(self, session_id: str, _: asyncio.Task[None]) -> None:
-        del self._running[session_id]
-        self._begin()
+        await self._queue.close(self._options.closing_seconds)
 
     async def _attempt(self, request: CompressionRequest) -> None:
         session_id = request.session_id
@@ -169,13 +133,9 @@ class Compressor:
             self._troubles.pop(session_id, None)
             if writer.rest is not None:
                 # Queue the remaining work last, so that other sessions do not wait for one with a long history.
-                self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
-
-    def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a request last, and drop an earlier request of its session; keep the highest `left_out_upto_seq`."""
-        before = self._waiting.pop(request.session_id, request)
-        left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
-        self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)
+                newest = self._queue.waiting.pop(session_id, writer.rest)
+                left_out = max(newest.left_out_upto_seq, writer.rest.upto_seq)
+                self._queue.waiting[session_id] = replace(newest, left_out_upto_seq=left_out)
 
     def _writer(self, request: CompressionRequest) -> SummaryWriter:
         return SummaryWriter(request, self._reader, self._summaries, observer=self._observer, counter=self._counter)

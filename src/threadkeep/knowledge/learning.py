@@ -12,11 +12,10 @@ import contextlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, cast
 
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, WorkQueue
 from threadkeep.context.quotation import quoted_message
 from threadkeep.errors import InvalidInput, KnowledgeNotFound, is_transient
 from threadkeep.knowledge.promotion import accepted_directives, looks_like_secret
@@ -102,27 +101,19 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
         self._messages_at = messages_at
         self._proposals = proposals
         self._observer = observer
-        self._waiting: OrderedDict[tuple[str, str], LearningRequest] = OrderedDict()
+        self._queues = {kind: WorkQueue(self._work, "threadkeep-learning", most_at_once=1) for kind in _MOST_PROPOSED}
         # The workspaces of the newest turns, by run id and not by `seq`: a recreated session has the same `seq`s again.
         self._workspaces: OrderedDict[tuple[str, str], dict[str, Scope | None]] = OrderedDict()
         self._refused: dict[tuple[str, str], list[Reading]] = {}
-        self._tasks: dict[LearnerKind, asyncio.Task[None]] = {}
-        self._closed = False
 
     def enqueue(self, request: LearningRequest) -> None:
         """Queue a session to learn facts from it, and return at once. Its newest turn must already be stored."""
-        if self._closed:
-            return
-        key, kind = (request.session_id, request.learner.kind), request.learner.kind
-        self._waiting[key] = request
+        key = request.session_id, request.learner.kind
         asked = [] if request.run_id is None else [(request.run_id, request.scopes.get("workspace"))]
         self._workspaces[key] = dict([*self._workspaces.pop(key, {}).items(), *asked][-_MOST_RUNS:])
-        for sessions in (self._waiting, self._workspaces):
-            if len(sessions) > _MOST_SESSIONS:
-                sessions.popitem(last=False)  # drop the oldest session, which is read after its next turn
-        if kind not in self._tasks or self._tasks[kind].done():
-            # In the caller's context, the task's model calls would appear in the caller's stream.
-            self._tasks[kind] = asyncio.create_task(self._work(kind), context=Context(), name="threadkeep-learning")
+        if len(self._workspaces) > _MOST_SESSIONS:
+            self._workspaces.popitem(last=False)
+        self._queues[request.learner.kind].put(request.session_id, request)
 
     async def learn(self, request: LearningRequest) -> int:
         """Let the learner read a session's new messages, and return the number of new proposals."""
@@ -201,29 +192,20 @@ class Learning(Tables, sql=(*OWNER_SQL, "learning.sql")):
 
     async def idle(self) -> None:
         """Wait until the queue is empty."""
-        while working := [task for task in self._tasks.values() if not task.done()]:
-            await asyncio.wait(working)
+        await asyncio.gather(*(queue.idle() for queue in self._queues.values()))
 
     async def close(self) -> None:
         """Wait at most 5 seconds until the queue is empty, then stop. Unread sessions are read after a later turn."""
-        self._closed = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.idle(), _CLOSING_SECONDS)
-        for task in self._tasks.values():
-            task.cancel()
-        await self.idle()
+        await asyncio.gather(*(queue.close(_CLOSING_SECONDS) for queue in self._queues.values()))
 
-    async def _work(self, kind: LearnerKind) -> None:
-        """Read the sessions that are queued for one kind of learner."""
-        while key := next((one for one in self._waiting if one[1] == kind), None):
-            request = self._waiting.pop(key)
-            # No session may stop or delay the others: catch errors, and read one batch at a time.
-            with ErrorBoundary() as attempt:
-                if (await self._learn_some(request))[1]:
-                    self._waiting.setdefault(key, request)
-            if attempt.error is not None:
-                failed = LearningFailed(error=type(attempt.error).__name__, session_id=request.session_id)
-                self._observer.notify(failed)
+    async def _work(self, request: LearningRequest) -> None:
+        """Read one batch of a session's messages, and queue the session again if there are more; report an error."""
+        with ErrorBoundary() as attempt:
+            if (await self._learn_some(request))[1]:
+                self._queues[request.learner.kind].waiting.setdefault(request.session_id, request)
+        if attempt.error is not None:
+            failed = LearningFailed(error=type(attempt.error).__name__, session_id=request.session_id)
+            self._observer.notify(failed)
 
     async def _unread(self, request: LearningRequest) -> tuple[list[Message], int, object]:
         """Return the first unread messages with a few earlier ones, the last read `seq`, and when the session began.
