@@ -64,6 +64,7 @@ type: with-dev ## check types, tests included
 docs: with-dev ## check that the docs are complete and that their code runs; build their site
 	$(PYTHON_HERE) -m pytest tests/docs $(ARGS)
 	NO_COLOR=1 $(VENV)/bin/zensical build --strict --clean
+	$(PYTHON_HERE) -m scripts.draw_diagrams site
 
 bench: with-bench ## compare the speed with raw SQL and other memories; writes into docs/
 	$(PYTHON_HERE) -m bench $(ARGS)

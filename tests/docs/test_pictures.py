@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from xml.etree.ElementTree import Element, parse
+from html import escape
+from xml.etree.ElementTree import Element, fromstring, parse
 
-from tests.docs.pages import DOCS, ROOT
+import pytest
+
+from scripts.draw_diagrams import with_drawings
+from tests.docs.pages import DOCS, ROOT, Page, all_pages
 from threadkeep.context.plan import ContextPlan
 
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -43,3 +47,17 @@ def test_the_picture_of_the_layers_has_every_package() -> None:
     drawn = parse(DOCS / "images" / "layers.svg").iterfind(f"{_SVG}g[@class='name']/{_SVG}text")  # noqa: S314 - our own file
     names = ", ".join(text.text or "" for text in drawn)
     assert names.split(", ") == [package for package in packages if package not in ("__main__", "version")]
+
+
+_DRAWN = [page for page in all_pages() if page.blocks_in("mermaid")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", _DRAWN, ids=lambda page: page.name)
+def test_the_diagrams_of_a_page_are_drawn_in_its_site(page: Page) -> None:
+    """The site's theme loads Mermaid from another server for each diagram that is left."""
+    blocks = "".join(f'<pre class="mermaid"><code>{escape(one.text)}</code></pre>' for one in page.blocks_in("mermaid"))
+    drawn = fromstring(f"<main>{with_drawings(blocks)}</main>")  # noqa: S314 - our own drawing
+    assert not list(drawn.iter("pre"))
+    assert len(list(drawn.iter(f"{_SVG}svg"))) == len(page.blocks_in("mermaid"))
+    assert all(len(list(svg.iter(f"{_SVG}path"))) > 3 for svg in drawn.iter(f"{_SVG}svg"))
