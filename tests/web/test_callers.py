@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx2
 import pytest
@@ -14,9 +15,12 @@ from fastapi.routing import APIRoute
 from scripts.write_reference import openapi_document
 from tests.limits import HANG_SECONDS
 from tests.web.bodies import body_of
+from tests.web.console.pages import FORM, page_of
 from tests.web.services import check_problem, client_of, listening, opened_app, say, settings_for, until
 from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
+from threadkeep.knowledge.proposals import Proposed, Reading
+from threadkeep.records.knowledge import ProposalQuery, Scope
 from threadkeep.store.api_keys import KeyScope
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.web.callers import PUBLIC, READS, Buckets, Caller
@@ -32,21 +36,28 @@ def _keys_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def ann(client: httpx2.AsyncClient) -> dict[str, str]:
+async def ann(app: App, client: httpx2.AsyncClient) -> dict[str, str]:
     """Return the ids of Ann's data, for the parameters of all paths."""
     answer = await say(client, CANARY, session_id="room", user_id="ann")
     fact = {"scope": "user", "owner": "ann", "key": "note", "value": CANARY}
     stored = (await client.put("/api/v1/facts", json=fact)).json()
     taught = {"scope": "user", "owner": "ann", "name": "mend", "goal_contains": ["x"], "content": CANARY}
     procedure = (await client.put("/api/v1/procedures", json=taught)).json()
+    proposed = [Proposed(Scope("user", "ann"), "home_city", CANARY, 1)]
+    await app.memory.proposals.add(Reading("room", "model", "small-model", 0, 1), proposed)
+    [proposal], _ = await app.memory.proposals.page(ProposalQuery())
     return {
         "session_id": "room",
         "thread_id": "room",
+        "chat_id": "room",
         "user_id": "ann",
         "person_id": "ann",
         "run_id": answer["run_id"],
         "fact_id": stored["id"],
         "procedure_id": procedure["id"],
+        "proposal_id": proposal.id,
+        "decision": "accept",
+        "call": "1",
     }
 
 
@@ -54,6 +65,11 @@ async def key(app: App, *, scope: KeyScope = "write", user_id: str | None = None
     """Return the headers with a new key."""
     new = await app.memory.api_keys.add(f"{scope}-{user_id}", scope=scope, user_id=user_id)
     return {"authorization": f"Bearer {new.secret}"}
+
+
+async def data_of(app: App, user_id: str) -> list[str]:
+    """Return the export of a user, without its times: sessions, messages, runs, model calls, facts and procedures."""
+    return [line async for line in app.memory.export(user_id=user_id)][1:-1]
 
 
 async def test_from_the_first_key_on_each_request_needs_one(app: App, client: httpx2.AsyncClient) -> None:
@@ -136,24 +152,36 @@ async def test_callers_share_no_answer_by_an_idempotency_key(
 async def test_a_key_of_one_user_reads_nothing_of_another(
     app: App, client: httpx2.AsyncClient, ann: dict[str, str], scope: KeyScope
 ) -> None:
-    headers = await key(app, scope=scope, user_id="bob")
+    """Valid requests and forms with Ann's ids change none of her data, and no response tells that they exist."""
+    headers, before = await key(app, scope=scope, user_id="bob"), await data_of(app, "ann")
     document, known = await asyncio.to_thread(openapi_document), {**ann, "owner": "ann"}
-    seen, invalid = set(), set()
+    forms = page_of(await client.get("/", headers=headers)).forms
+    tokens = [form.fields["csrf"] for form in forms if form.method == "post"]
+    assert len(tokens) == (scope == "write")
+    form = {**ann, "csrf": "".join(tokens), "message": "hi", "answer:x": "yes"}
+    seen, invalid, found = set(), set(), set()
     for route, method in routes_of(app):
-        path = route.path.format(**ids_of(route, ann))
+        path, is_form = route.path.format(**ids_of(route, ann)), route.path.startswith("/console/") and method == "POST"
         body = None if method == "GET" else body_of(document, route.path, method, known)
+        sent: dict[str, Any] = {"content": urlencode(form), "headers": {**headers, **FORM}}
         for query in ({"q": "canary"}, {"q": "canary", "user_id": "ann"}):
-            response = await client.request(method, path, params=query, json=body, headers=headers)
+            given = sent if is_form else {"json": body, "headers": headers}
+            response = await client.request(method, path, params=query, **given)
             assert CANARY not in response.text, path
             seen.add(response.status_code)
             if response.status_code == 422:
                 invalid.add((method, route.path))
-    assert seen <= {200, 201, 204, 403, 404, 409, 422}
+            if path != route.path and response.status_code not in (403, 404, 422):
+                found.add((route.path, response.text[:15]))
+    assert seen <= {200, 201, 204, 303, 403, 404, 409, 422}
     # Every other request is valid, so that its route has checked the user.
     assert invalid <= {("GET", "/threads/{thread_id}/state/{checkpoint_id}")}
-    more = await key(app, scope="admin")
-    for kept in ("chat/history/room", f"facts/{ann['fact_id']}", f"procedures/{ann['procedure_id']}"):
-        assert CANARY in (await client.get(f"/api/v1/{kept}", headers=more)).text
+    assert found <= {
+        ("/threads/{thread_id}/history", "[]"),
+        ("/threads/{thread_id}/commands", '{"type":"error"'),
+        ("/api/v1/ai-sdk/chat/{chat_id}/stream", ""),
+    }
+    assert await data_of(app, "ann") == before
 
 
 async def test_a_key_of_one_user_changes_nothing_of_another(
@@ -161,18 +189,29 @@ async def test_a_key_of_one_user_changes_nothing_of_another(
 ) -> None:
     """A key of Bob cannot find or change Ann's data, and its own data belong to Bob."""
     headers = await key(app, user_id="bob")
+    asked = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "hi"}]}
+    regenerated = {"trigger": "regenerate-message", "messages": [asked]}
+    taught = {"name": "mend", "goal_contains": ["x"], "content": "x"}
+    decided = f"/api/v1/facts/proposals/{ann['proposal_id']}"
     owned = [
         ("POST", "/api/v1/chat", {"message": "hi", "session_id": "room"}, "session-not-found"),
         ("POST", "/api/v1/chat", {"message": "hi", "user_id": "ann"}, "user-not-found"),
         ("POST", "/api/v1/workflows/chat/runs", {"message": "hi", "user_id": "ann"}, "user-not-found"),
         ("POST", "/api/v1/workflows/chat/runs", {"message": "hi", "session_id": "room"}, "session-not-found"),
+        ("POST", "/api/v1/ai-sdk/chat", {**regenerated, "id": "room"}, "session-not-found"),
         ("DELETE", "/api/v1/sessions/room", None, "session-not-found"),
         ("PATCH", "/api/v1/sessions/room", {"title": "mine"}, "session-not-found"),
         ("POST", "/api/v1/sessions/room/take-back", None, "session-not-found"),
         ("POST", f"/api/v1/runs/{ann['run_id']}/cancel", None, "run-not-found"),
         ("DELETE", f"/api/v1/facts/{ann['fact_id']}", None, "knowledge-not-found"),
+        ("POST", "/api/v1/facts/forget", {"scope": "user", "owner": "ann", "keys": ["note"]}, "knowledge-not-found"),
         ("DELETE", "/api/v1/persons/ann", None, "knowledge-not-found"),
         ("PUT", "/api/v1/facts", {"scope": "user", "owner": "ann", "key": "note", "value": "x"}, "knowledge-not-found"),
+        ("PUT", "/api/v1/procedures", {**taught, "scope": "user", "owner": "ann"}, "knowledge-not-found"),
+        *(
+            ("POST", decided, {"decision": one, "by": "bob"}, "knowledge-not-found")
+            for one in ("accept", "reject", "undo")
+        ),
     ]
     for method, path, body, kind in owned:
         check_problem(await client.request(method, path, json=body, headers=headers), 404, kind)
