@@ -18,7 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from tests.agent.talking import ROOM, add, adding, config_of, input_of, kept, kept_with_status, make_agent, seen
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, Message, SessionMemory, memory_node, open_memory, recorded
-from threadkeep.agent.questions import RECEIVED
+from threadkeep.agent.questions import RECEIVED, known_messages
 from threadkeep.observe import HistoryDiffers
 from threadkeep.testing import ScriptedModel
 
@@ -407,3 +407,14 @@ async def test_messages_with_ids_match_messages_without(memory: Memory) -> None:
     await client.say("and now?")
     assert await words_of(memory) == ["hi", "hello", "and now?", "fine"]
     assert texts(model.calls[0]) == ["hi", "hello", "and now?"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=12))
+def test_a_shortened_conversation_with_repeated_texts_is_known_in_order(said: list[tuple[str, bool]]) -> None:
+    """A client that sends only some of the stored messages, without ids, sends no new message."""
+    rows = [Message(role="user", content=text, id=str(seq), seq=seq) for seq, (text, _) in enumerate(said)]
+    sent = [HumanMessage(text) for text, is_sent in said if is_sent]
+    known = known_messages([*sent, HumanMessage("new")], rows)
+    found = [known.rows[index].seq for index in range(len(sent))]
+    assert found == sorted({seq for seq in found if seq is not None})
+    assert known.changed == ([len(sent)] if sent else [])

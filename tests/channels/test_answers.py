@@ -24,6 +24,7 @@ def test_a_reply_is_split_between_paragraphs() -> None:
     [
         ("one two\n\nthree\nfour. five", ["one two", "three\nfour.", "five"]),
         ("aaaa bbbb. cccc dddd", ["aaaa bbbb.", "cccc dddd"]),
+        ("aaaa bbb ccc dddd", ["aaaa bbb ccc", "dddd"]),  # the first part has exactly 12 characters
         ("我们明天去。你也来吗", ["我们明天去。", "你也来吗"]),
         ("x" * 25, ["x" * 12, "x" * 12, "x"]),
         ("\n\n  indented\nline", ["  indented", "line"]),
@@ -45,7 +46,7 @@ def test_telegram_counts_in_utf16() -> None:
     assert [len(part) for part in split_text("😀" * 3000, 4096, size=utf16_length)] == [2048, 952]
 
 
-@pytest.mark.parametrize("sign", ["👩\u200d👩\u200d👧", "e\u0301", "👍🏽", "❤\ufe0f"])
+@pytest.mark.parametrize("sign", ["👩\u200d👩\u200d👧", "e\u0301", "👍🏻", "👍🏿", "❤\ufe0f"])
 def test_grapheme_clusters_are_not_split(sign: str) -> None:
     for part in split_text(sign * 100, 101):
         assert part == sign * (len(part) // len(sign))

@@ -713,6 +713,27 @@ async def test_a_message_in_the_chat_resumes_a_waiting_run(
     assert telegram.calls()[2]["reply_parameters"]["message_id"] == 103
 
 
+async def test_a_message_before_the_question_is_sent_does_not_answer_it(
+    tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question waits behind an earlier reply, so the person has not seen it."""
+    telegram.refuse(429, retry_after=3600)
+    async with asking_bot("sqlite://", tmp_path, telegram, monkeypatch) as desk:
+        await desk.say("/whoami", 1)
+        await until(lambda: _has_failed_try(desk))
+        await desk.say("Order it.", 2)
+        await until(lambda: _has_statuses(desk, "ready", "ready"))
+        await desk.say("Two of them.", 3)
+        runs = await desk.app.runs.service()
+
+        async def asks_twice() -> bool:
+            found, _ = await runs.list(RunQuery())
+            return [run.status for run in found] == ["waiting", "waiting"]
+
+        await until(asks_twice)
+    assert telegram.texts() == []
+
+
 @pytest.mark.parametrize("database_url", ["sqlite-file", "postgres"], indirect=True)
 async def test_an_answer_to_a_damaged_run_does_not_stop_the_bot(
     database_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch

@@ -157,12 +157,16 @@ def test_ctrl_c_at_the_prompt_ends_the_chat(screen: Screen) -> None:
 
 
 def test_a_pipe_gets_plain_replies_and_the_memory_persists(cli: CommandLine) -> None:
-    """Each line is one turn, and a second process continues the session."""
-    first = cli.process("chat", "--session", "a", given="Hello!\nMy name is Ada.\n")
+    """Each line is one turn, and a second process continues the session, but not for another user."""
+    first = cli.process("chat", "--session", "a", "--user", "ada", given="Hello!\nMy name is Ada.\n")
     assert (first.exit_code, first.err) == (0, "")
     assert len(first.out.splitlines()) == 2
     assert "\x1b" not in first.out
 
+    stranger = cli.process("chat", "--session", "a", "--user", "bob", "--json", given="/reset\nWho is this?\n")
+    reset, refused = [json.loads(line) for line in stranger.out.splitlines()]
+    assert (stranger.exit_code, reset) == (1, {"session_id": "a"})
+    assert refused["type"] == "urn:threadkeep:session-not-found"
     second = cli.process("chat", "--session", "a", "--json", given="What is my name?\n/stats")
     answer, stats = [json.loads(line) for line in second.out.splitlines()]
     assert (second.exit_code, second.err) == (0, "")

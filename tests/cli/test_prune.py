@@ -154,6 +154,8 @@ def test_prune_can_be_restricted_to_sessions_or_a_user(cli: CommandLine) -> None
     limits = ("--delete", "--max-messages", "2", "--yes")
     assert cli("sessions", "prune", "a", *limits).exit_code == 0
     assert [count(cli, name) for name in ("a", "b", "c")] == [2, 4, 4]
+    planned = cli("sessions", "prune", "--user", "u1", *limits[:-1], "--dry-run", "--json").json
+    assert [one["session_id"] for one in planned["sessions"]] == ["b"]
     assert cli("sessions", "prune", "--user", "u1", *limits).exit_code == 0
     assert [count(cli, name) for name in ("a", "b", "c")] == [2, 2, 4]
     missing = cli("sessions", "prune", "c", "nobody", *limits, "--json")

@@ -166,17 +166,17 @@ async def test_a_person_is_forgotten_under_all_ids(memory: Memory) -> None:
 
 async def test_persons_are_listed_page_by_page(memory: Memory, clock: SettableClock) -> None:
     """Persons last seen come first, and a text matches any of their ids and names."""
-    for number in range(5):
+    for index, number in enumerate((3, 0, 2, 4, 1)):
         await memory.persons.resolve(f"telegram:{number}", name=f"Name {number}")
-        clock.advance(number % 2)
-    seen: list[str] = []
-    cursor = None
-    while True:
-        page, cursor = await memory.persons.page(PersonQuery(limit=2, cursor=cursor))
-        seen += [person.id for person in page]
-        if cursor is None:
-            break
-    assert seen == [f"telegram:{number}" for number in reversed(range(5))]
+        clock.advance(index % 2)
+    for limit, sizes in ((2, [2, 2, 1]), (3, [3, 2]), (5, [5])):
+        pages: list[list[str]] = []
+        cursor = None
+        while cursor is not None or not pages:
+            page, cursor = await memory.persons.page(PersonQuery(limit=limit, cursor=cursor))
+            pages.append([person.id for person in page])
+        assert [person for page in pages for person in page] == [f"telegram:{number}" for number in (1, 4, 2, 3, 0)]
+        assert [len(page) for page in pages] == sizes
     assert [person.id for person in await memory.persons.all(text="NAME 3")] == ["telegram:3"]
     await memory.persons.merge("telegram:3", "telegram:1")
     for text in ("name 3", "m:3", "Name 1"):

@@ -58,6 +58,7 @@ def test_a_group_is_named_by_its_scope_and_a_hash() -> None:
 def test_a_raw_group_id_is_readable() -> None:
     """Other characters become one underscore, and a long id ends with a hash."""
     assert group_id_of(Scope("session", "telegram:-100//7"), "raw") == "threadkeep_session_telegram_100_7"
+    assert group_id_of(Scope("workspace", "w" * 59), "raw") == f"threadkeep_workspace_{'w' * 59}"
     long = group_id_of(Scope("workspace", "w" * 300), "raw")
     assert re.fullmatch(r"threadkeep_workspace_w{42}_[0-9a-f]{16}", long)
     assert len(long) == 80
