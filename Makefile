@@ -9,7 +9,7 @@ export VENV
 PYTHON_HERE := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow suites lowest browser chaos fuzz lint type docs bench peers fmt lock foreign sbom audit with-sbom with-server with-dev with-bench
+.PHONY: help setup run test slow suites lowest browser chaos fuzz lint type docs bench peers fmt lock foreign sbom audit with-sbom with-server with-dev with-bench with-deepagents with-adapters with-graphiti with-javascript
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,8 +69,7 @@ docs: with-dev ## check that the docs are complete and that their code runs; bui
 bench: with-bench ## compare the speed with raw SQL and other memories; writes into docs/
 	$(PYTHON_HERE) -m bench $(ARGS)
 
-peers: with-dev ## compare with the memories of other frameworks, in the environment of the adapters; writes into docs/
-	@VENV=.venv-adapters sh scripts/setup.sh adapters
+peers: with-dev with-adapters ## compare with the memories of other frameworks, in the environment of the adapters; writes into docs/
 	.venv-adapters/bin/python -m bench.peers $(ARGS)
 
 fmt: with-dev ## format the code, and fix what ruff can fix
@@ -81,15 +80,22 @@ lock: with-dev ## compile requirements/ again from pyproject.toml
 	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)
 
 # deepagents, LangGraph's server and Graphiti pin packages that conflict with `dev`, so they have separate environments.
-# Graphiti's database has no wheel for some machines: its tests are skipped there, with the reason.
+# Graphiti's database has no wheel for some machines: its tests are skipped there, with the reason. The environments are
+# created beside each other, because each mostly waits for downloads and the disk. Most tests wait for other processes.
 foreign: with-dev ## run the tests with packages in separate environments (deepagents, LangGraph's server, Google ADK, LlamaIndex, Pydantic AI, JavaScript, a Graphiti server)
-	@VENV=.venv-deepagents sh scripts/setup.sh deepagents
-	@VENV=.venv-adapters sh scripts/setup.sh adapters
+	@$(MAKE) --no-print-directory --output-sync -j 3 with-deepagents with-adapters with-graphiti with-javascript
+	$(PYTEST:loadgroup=loadfile) -n 3 -m foreign tests/foreign $(ARGS)
+
+with-deepagents with-adapters:
+	@VENV=.$(@:with-%=venv-%) sh scripts/setup.sh $(@:with-%=%)
+
+with-graphiti:
 	@VENV=.venv-graphiti sh scripts/setup.sh graphiti && sh scripts/graphiti_source.sh .venv-graphiti || true
+
+with-javascript:
 	@sh scripts/javascript.sh
 	@sh scripts/published_tests.sh
 	@sh scripts/agent_chat_ui.sh
-	$(PYTEST:loadgroup=loadfile) -m foreign tests/foreign $(ARGS)
 
 sbom: with-sbom ## write the packages of the service to sbom.json (CycloneDX)
 	@.venv-sbom/bin/cyclonedx-py requirements requirements/server.txt --output-reproducible --output-file sbom.json
