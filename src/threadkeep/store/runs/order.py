@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple, assert_never
+from typing import Literal, NamedTuple
 
 from threadkeep.errors import RunNotFound, SessionBusy, WrongUser
 from threadkeep.records.runs import (
@@ -141,7 +141,7 @@ INTERRUPTED = "interrupted_by_message"
 
 
 class OpenRun(NamedTuple):
-    """A queued or running run of a conversation, with the columns by which `Policies` decides."""
+    """A queued or running run of a conversation, with the columns by which the double-texting policy decides."""
 
     run_id: str
     workflow: str
@@ -151,74 +151,6 @@ class OpenRun(NamedTuple):
     root_run_id: str
     is_to_stop: bool
     session_id: str | None
-
-
-class Policies:
-    """The double-texting policies, which decide what happens to a message that arrives during a turn."""
-
-    def __init__(self, backend: Backend, trace: RunTrace, *, clock: Callable[[], datetime]) -> None:
-        self._clock = clock
-        self._trace = trace
-        self._sql = load_statements("runs.sql", "runs_order.sql")
-        self._locks = RunLocks(backend)
-
-    async def apply(
-        self, connection: Connection, new: NewRun, turns: Sequence[OpenRun], policy: DoubleTexting
-    ) -> OpenRun | None:
-        """Apply a policy to the earlier `turns`; return the run that the message joins, if any.
-
-        Raises:
-            SessionBusy: there is another turn, and the policy is `reject`.
-        """
-        match policy:
-            case "enqueue":
-                return None
-            case "reject":
-                if turns:
-                    raise SessionBusy(new.session_id, turns[0].run_id)
-                return None
-            case "interrupt" | "rollback":
-                reason = INTERRUPTED if policy == "interrupt" else ROLLED_BACK
-                await self._stop(connection, [turn for turn in turns if turn.workflow not in OWN_NAMES], reason)
-                return None
-            case "coalesce":
-                return await self._coalesce(connection, new, turns)
-        assert_never(policy)
-
-    async def _stop(self, connection: Connection, turns: Sequence[OpenRun], why: str) -> None:
-        """Stop the turns that are running, and their descendants; mark queued turns to stop when they begin."""
-        running = [turn for turn in turns if turn.status == "running"]
-        for root_run_id in sorted({turn.root_run_id for turn in running}):
-            await self._locks.hold(connection, "lock_tree", root_run_id=root_run_id)
-        reason = {"reason": why, "now": time_text(self._clock())}
-        for turn in running:
-            await self._locks.hold(connection, "lock_below", run_id=turn.run_id)
-            rows = await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
-            await self._trace.note_cancelled(connection, rows)
-        for turn in turns:
-            if turn.status == "queued" and turn.root_run_id == turn.run_id and not turn.is_to_stop:
-                await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
-
-    async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
-        """Add the message to the newest turn if possible, and return the turn; older turns are never extended."""
-        newest = turns[-1] if turns else None
-        if (
-            newest is None
-            or newest.status != "queued"
-            or newest.started_at is not None
-            or newest.root_run_id != newest.run_id
-            or newest.is_to_stop
-            or (newest.workflow, newest.user_id) != (new.workflow, new.user_id)
-            or (newest.session_id != new.session_id and not (new.any_session and newest.session_id is not None))
-        ):
-            return None
-        conversations = await connection.fetch(self._sql["places_of"], {"run_id": newest.run_id})
-        if {conversation for (conversation,) in conversations} != set(new.conversations):
-            return None
-        [(text,)] = await connection.fetch(self._sql["input"], {"run_id": newest.run_id})
-        grown = compressed_inputs([*inputs_of(text), RunInput(new.input, new.message_id)])
-        await connection.execute(self._sql["set_input"], {"run_id": newest.run_id, "input": grown})
-        return newest
 
 
 _PARENT_CANCELLED = "ParentCancelled"
@@ -247,7 +179,7 @@ class _Position:
     is_cancelled: bool
 
 
-class RunOrder(ClockedTables, sql=("runs_order.sql",)):
+class RunOrder(ClockedTables, sql=("runs.sql", "runs_order.sql")):
     """The order in which runs arrive and begin.
 
     A run may begin when none of its conversations has an earlier run that is queued or running. Its conversations are
@@ -259,7 +191,7 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
     def __init__(self, driver: Driver, trace: RunTrace, *, clock: Callable[[], datetime]) -> None:
         super().__init__(driver, clock=clock)
         self._locks = RunLocks(driver.backend)
-        self._policies = Policies(driver.backend, trace, clock=clock)
+        self._trace = trace
 
     async def add(self, new: NewRun, *, policy: DoubleTexting = "enqueue", owner: str | None = None) -> Added:
         """Store a run at the end of its session's order; for a repeated request, return the existing run.
@@ -465,13 +397,55 @@ class RunOrder(ClockedTables, sql=("runs_order.sql",)):
             return None
         rows = await connection.fetch(*for_values(self._sql["open"], "place", conversations))
         turns = [OpenRun(*row) for row in rows]
-        into = await self._policies.apply(connection, new, turns, policy)
+        into: OpenRun | None = None
+        if policy == "reject" and turns:
+            raise SessionBusy(new.session_id, turns[0].run_id)
+        if policy in ("interrupt", "rollback"):
+            reason = INTERRUPTED if policy == "interrupt" else ROLLED_BACK
+            await self._stop(connection, [turn for turn in turns if turn.workflow not in OWN_NAMES], reason)
+        elif policy == "coalesce":
+            into = await self._coalesce(connection, new, turns)
         if into is None:
             return None
         if into.session_id is not None:
             key = {"session_id": into.session_id, "message_id": new.message_id or new.run_id}
             await connection.execute(self._sql["join"], {"run_id": into.run_id, **key})
         return into.run_id
+
+    async def _stop(self, connection: Connection, turns: Sequence[OpenRun], why: str) -> None:
+        """Stop the turns that are running, and their descendants; mark queued turns to stop when they begin."""
+        running = [turn for turn in turns if turn.status == "running"]
+        for root_run_id in sorted({turn.root_run_id for turn in running}):
+            await self._locks.hold(connection, "lock_tree", root_run_id=root_run_id)
+        reason = {"reason": why, "now": time_text(self._clock())}
+        for turn in running:
+            await self._locks.hold(connection, "lock_below", run_id=turn.run_id)
+            rows = await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
+            await self._trace.note_cancelled(connection, rows)
+        for turn in turns:
+            if turn.status == "queued" and turn.root_run_id == turn.run_id and not turn.is_to_stop:
+                await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
+
+    async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> OpenRun | None:
+        """Add the message to the newest turn if possible, and return the turn; older turns are never extended."""
+        newest = turns[-1] if turns else None
+        if (
+            newest is None
+            or newest.status != "queued"
+            or newest.started_at is not None
+            or newest.root_run_id != newest.run_id
+            or newest.is_to_stop
+            or (newest.workflow, newest.user_id) != (new.workflow, new.user_id)
+            or (newest.session_id != new.session_id and not (new.any_session and newest.session_id is not None))
+        ):
+            return None
+        conversations = await connection.fetch(self._sql["places_of"], {"run_id": newest.run_id})
+        if {conversation for (conversation,) in conversations} != set(new.conversations):
+            return None
+        [(text,)] = await connection.fetch(self._sql["input"], {"run_id": newest.run_id})
+        grown = compressed_inputs([*inputs_of(text), RunInput(new.input, new.message_id)])
+        await connection.execute(self._sql["set_input"], {"run_id": newest.run_id, "input": grown})
+        return newest
 
     async def _insert(self, connection: Connection, new: NewRun, position: _Position) -> None:
         await connection.execute(self._sql["insert"], self._parameters(new, position))

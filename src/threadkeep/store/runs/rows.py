@@ -178,10 +178,10 @@ def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str
     """Return the parameters for storing a run's only input without its text; all are None if that is not possible."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
-        return {"input": None, "asked": None, "short_input": None}
+        return {"asked": None, "short_input": None}
     rest = {name: value for name, value in inputs[0].values.items() if name != "text"}
     entry: dict[str, Json] = {"said": True, **({"values": rest} if rest else {})}
-    return {"input": compressed_inputs(inputs), "asked": clean_text(text), "short_input": compress(json_text([entry]))}
+    return {"asked": clean_text(text), "short_input": compress(json_text([entry]))}
 
 
 def compressed_inputs(inputs: Iterable[RunInput]) -> bytes:

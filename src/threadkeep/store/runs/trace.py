@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from threadkeep.errors import RecordUnreadable
@@ -20,6 +21,8 @@ MOST_EVENTS = 250
 """The most events in a packed trace, because reading any page unpacks all of them."""
 
 _MOST_CHARACTERS = 60_000
+_json_name = lru_cache(maxsize=1024)(dump_json)
+"""Returns a kind of events or the name of a node as JSON. There are few of them."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
     parts: list[str] = []
     number = moment = 0
     for event in events:
-        node = "null" if event.node is None else dump_json(event.node)
-        parts.append(f"[{event.number - number},{event.moment - moment},{dump_json(event.kind)},{node},{event.data}]")
+        kind, node = _json_name(event.kind), _json_name(event.node)
+        parts.append(f"[{event.number - number},{event.moment - moment},{kind},{node},{event.data}]")
         number, moment = event.number, event.moment
     if not 0 < len(parts) <= MOST_EVENTS or sum(map(len, parts)) > _MOST_CHARACTERS:
         return None
@@ -195,10 +198,7 @@ class RunTrace:
         if group.after is not None and before.last_number != group.after:
             return before.last_number
         loose, found = (found[:2], found[2:]) if ends else ([], found)
-        texts = texts_of(found)
-        events, extent = self._fitting(
-            before, [replace(event, data=shortened(event.data, texts)) for event in group.events]
-        )
+        events, extent = self._fitting(before, group.events, texts_of(found))
         if group.usage and not events:
             # Increase the number even if no event is stored, so that a repeated group is recognised.
             extent = replace(extent, last_number=extent.last_number + 1)
@@ -275,8 +275,7 @@ class RunTrace:
         `texts` maps message ids to the texts that the same transaction stores in the transcript. Only the owner of the
         run may execute the statements, because they replace the stored trace.
         """
-        short = [replace(event, data=shortened(event.data, texts)) for event in group.events]
-        events, extent = self._fitting(_Extent(0, 0, cut=False), short)
+        events, extent = self._fitting(_Extent(0, 0, cut=False), group.events, texts)
         if (packed := packed_events(events)) is None:
             return []
         usage, key = packed_usage(added(group.usage)), {"run_id": run_id}
@@ -316,14 +315,16 @@ class RunTrace:
         [finished] = await self._driver.write([(self._sql["finish_tool"], parameters)])
         return bool(finished)
 
-    def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
-        """Return those events that `TraceLimits` still allows in the trace, and the new size of the trace."""
+    def _fitting(
+        self, extent: _Extent, events: Sequence[TraceEvent], texts: Mapping[str, str]
+    ) -> tuple[list[StoredEvent], _Extent]:
+        """Return those events that `TraceLimits` still allows, without the texts in `texts`, and the new extent."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
         now = self.clock()
         kept_events: list[StoredEvent] = []
         for event in events:
             moment = time_microseconds(event.at or now)
-            data = json_text(dict(event.data))
+            data = json_text(shortened(event.data, texts))
             fits = number < self._limits.max_events and characters + len(data) <= self._limits.max_characters
             kept = event.kind == STATUS or (fits and not cut)
             if not kept and cut:

@@ -43,8 +43,9 @@ LEFT JOIN chat_messages s
 WHERE r.run_id = :run_id
 
 -- name: finish
--- The text of the result is stored by reference if the transcript has it, and so is the text of a single input. A run
--- that was asked to roll back cannot be done. The ELSE of `result` is never reached, but gives the CASE its type.
+-- The text of the result is stored by reference if the transcript has it, and so is the text of a single input; while
+-- a run is running, its input does not change. A run that was asked to roll back cannot be done. The ELSE of `result` is
+-- never reached, but gives the CASE its type.
 UPDATE chat_runs SET
     status = :status,
     result = CASE
@@ -56,7 +57,7 @@ UPDATE chat_runs SET
         ELSE chat_runs.result
     END,
     input = CASE
-        WHEN chat_runs.input = :input AND EXISTS (
+        WHEN EXISTS (
             SELECT 1 FROM chat_messages m
             WHERE m.session_id = chat_runs.session_id AND m.id = chat_runs.message_id AND m.content = :asked
         ) THEN :short_input
