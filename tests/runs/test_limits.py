@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
@@ -104,6 +105,17 @@ def marked_in_its_metadata(marked: BaseTool) -> BaseTool:
     return marked
 
 
+class StartedCalls(AsyncCallbackHandler):
+    """A callback that counts the model calls that begin or are refused."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def on_chat_model_start(self, *_: Any, **__: Any) -> None:
+        """Count a call."""
+        self.count += 1
+
+
 def calling(name: str, amount: int) -> AIMessage:
     """Return a model answer that calls a tool."""
     return AIMessage("", tool_calls=[{"name": name, "args": {"amount": amount}, "id": "c1"}])
@@ -126,14 +138,19 @@ def nothing_paid() -> None:
     ],
 )
 async def test_a_run_stops_at_its_budget(every_desk: RunDesk, limit: str, budget: RunBudget, calls: int) -> None:
-    """The tighter of the workflow's and the request's budget applies, and no model call is made beyond it."""
-    every_desk.model = ScriptedModel([MANY, MANY])
+    """The tighter of the workflow's and the request's budget applies, and no model call is made beyond it.
+
+    Other callbacks, such as tracers, also see the start of the call that is refused.
+    """
+    every_desk.model, started = ScriptedModel([MANY, MANY]), StartedCalls()
+    every_desk.model.callbacks = [started]
     options = replace(QUICK, prices=read_prices(["unnamed=20000/0"]))
     async with every_desk.open(STEPS % ("costly", limit, "model"), options=options) as service:
         result = await carried_out(service, RunRequest(workflow="costly", text="go", budget=budget))
         [usage] = await service.usage(result.run.run_id)
     assert (result.status, result.run.error) == (("done", None) if calls == 2 else ("failed", "BudgetSpent"))
     assert (len(every_desk.model.calls), usage.tokens, usage.cost) == (calls, 100 * calls, 1.2 * calls)
+    assert started.count == 2
 
 
 @pytest.mark.parametrize(("limit", "crossed"), [(150, True), (199, True), (200, False), (201, False), (None, False)])

@@ -28,6 +28,7 @@ class Taken(Ledger):
     def __init__(self, room: int = 100, prices: Prices | None = None) -> None:
         super().__init__(prices or Prices({}))
         self._room = room
+        self.run_inline = False  # as `limit` sets it, because `check` may raise
 
     async def check(self) -> None:
         """Raise `Spent` if the limit is reached."""

@@ -490,7 +490,7 @@ class OfflineRuns:
         options = workflow.options
         run = self._run(request, stream.run_id, session_id, options)
         ledger = Ledger(self._dependencies.options.prices)
-        ledger.limited = [run]
+        ledger.limit([run])
         started = time.perf_counter()
         stream.wants_pieces = request.stream
         stream.renew(begun=True)

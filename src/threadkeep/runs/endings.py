@@ -17,7 +17,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
-from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
+from threadkeep.observe import Observer, RunTrouble, TurnFinished, TurnStatus
 from threadkeep.records.runs import NO_USAGE, OWN_NAMES, STATUS, Run, RunQuery, RunStatus, TokenUsage
 from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies, RunExecution
@@ -83,21 +83,6 @@ async def end_orphan(runs: Runs, child: Run) -> None:
     else:
         await runs.request_cancel(child.run_id, reason="parent_over")
     await end_orphans(runs, child.run_id)
-
-
-def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: float) -> None:
-    """Report to the observer that a run ended or waits for a person."""
-    observer.notify(
-        RunFinished(
-            workflow=run.workflow,
-            status=outcome.status,
-            error=outcome.error,
-            milliseconds=milliseconds,
-            set_aside=outcome.set_aside,
-            run_id=run.run_id,
-            session_id=run.session_id,
-        )
-    )
 
 
 def report_turn(

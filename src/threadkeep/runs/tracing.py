@@ -19,7 +19,7 @@ from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.turn_options import kept_name
 from threadkeep.errors import BudgetSpent, StoreError
 from threadkeep.records import Json
-from threadkeep.records.runs import NO_USAGE, STATUS, Run, TokenUsage, TraceEvent
+from threadkeep.records.runs import NO_BUDGET, NO_USAGE, STATUS, Run, TokenUsage, TraceEvent
 from threadkeep.runs.options import Prices, RunServiceOptions
 from threadkeep.runs.streams import RunStream
 from threadkeep.store.runs.trace import RunTrace, TraceGroup
@@ -51,13 +51,12 @@ class Ledger(AsyncCallbackHandler):
     - `spent`: the error that stopped a model call; None if none was stopped.
     """
 
-    # An error from `check` must stop the call. Do not set `run_inline`, because an inline error skips other handlers.
-    raise_error = True
+    raise_error = True  # an error from `check` must stop the call
     # Ignore other events, each of which would cost a coroutine in each step of a graph.
     ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, prices: Prices) -> None:
-        self.limited: Sequence[Run] = ()
+        self.limit(())
         self.has_children = False
         self.spent: BudgetSpent | None = None
         self.usages: list[TokenUsage] = []
@@ -68,6 +67,12 @@ class Ledger(AsyncCallbackHandler):
         self, kind: str, node: str | None = None, data: Data | None = None, *, usage: TokenUsage | None = None
     ) -> None:
         """Record an event, with its `usage` if it reports a model call."""
+
+    def limit(self, runs: Sequence[Run]) -> None:
+        """Check from now on the budgets of those runs that have one."""
+        self.limited = [run for run in runs if run.budget != NO_BUDGET]
+        # Inline, LangChain needs no task for each event; but an error of an inline handler skips the other handlers.
+        self.run_inline = not self.limited
 
     async def check(self) -> None:
         """Check before a model call that no budget is used up.

@@ -19,9 +19,9 @@ from threadkeep.boundary import ErrorBoundary, running, shielded
 from threadkeep.errors import RecordTooNew, RecordUnreadable, StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
-from threadkeep.observe import Channel, RunTakenOver, RunTrouble, RunWork, work_for
-from threadkeep.records.runs import NO_BUDGET, STATUS, Begun, Over, Run, TokenUsage
-from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphan, end_orphans, report_run, report_turn
+from threadkeep.observe import Channel, RunFinished, RunTakenOver, RunTrouble, RunWork, work_for
+from threadkeep.records.runs import STATUS, Begun, Over, Run, TokenUsage
+from threadkeep.runs.endings import ActiveRun, RunEndings, RunStop, end_orphan, end_orphans, report_turn
 from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.options import RunServiceOptions
@@ -192,10 +192,24 @@ class Worker:
         """Report to the observer the class name of an error that interrupts the work of this process."""
         self._memory.observers.notify(RunTrouble(error=error, work=work))
 
-    def report_set_aside(self, run: Run, outcome: Outcome) -> None:
-        """Report to the observer the end of a run that was set aside, with a duration of 0."""
-        report_run(self._memory.observers, run, outcome, milliseconds=0.0)
-        report_turn(self._memory.observers, run, outcome, (), milliseconds=0.0)
+    def report_end(
+        self, run: Run, outcome: Outcome, usages: Sequence[TokenUsage] = (), *, milliseconds: float = 0.0
+    ) -> None:
+        """Report to the observer that a run and its turn ended, or that the run waits for a person."""
+        self._memory.observers.notify(
+            RunFinished(
+                workflow=run.workflow,
+                status=outcome.status,
+                error=outcome.error,
+                milliseconds=milliseconds,
+                set_aside=outcome.set_aside,
+                run_id=run.run_id,
+                session_id=run.session_id,
+            )
+        )
+        # A run that the database does not record may have answered the messages; it has reported the turn.
+        if not self.dependencies.in_flight.has_answered(run):
+            report_turn(self._memory.observers, run, outcome, usages, milliseconds=milliseconds)
 
     async def execute_owned(self, active: ActiveRun) -> None:
         """Execute a run that this process owns, and record and report its end."""
@@ -206,17 +220,59 @@ class Worker:
             self._memory.observers.notify(
                 RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
             )
-        started, outcome, unstored = time.perf_counter(), None, False
+        # Events name the channel of their run; a child has the channel of the run at the top.
+        above = self.active.get(run.root_run_id, active)
+        channel: Channel = "http" if above.run.trigger == "http" else "other"
+        work_for(channel)
+        started = time.perf_counter()
+        if run.cancel_requested_at is None:
+            active.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
+            context = self._context.copy()
+            context.run(work_for, channel)
+            active.task = asyncio.create_task(self._run_graph(active), context=context)
+            try:
+                await asyncio.wait([active.task])
+            except asyncio.CancelledError:
+                active.cancel(self._why_cancelled(active))
+                # Shield the release from a second cancellation; otherwise the run would stay with this process.
+                await shielded(self._leave(active, self._endings.release(active), started))
+                raise
+        await shielded(self._leave(active, self._end(active), started))
+
+    async def _end(self, active: ActiveRun) -> Outcome | None:
+        """Record the end of a run whose task is over; return the recorded outcome, or None if the run was lost."""
+        if active.stop == "lost":
+            await self._memory.settle_run(active.run.run_id, elsewhere=True)
+            return None
+        outcome, task = Outcome("cancelled"), active.task
+        if task is not None and not task.cancelled():
+            outcome = task.result()
+        elif task is not None and active.stop is None:
+            outcome = Outcome("failed", error="Cancelled")
+        return await self._endings.end(active, outcome)
+
+    async def _leave(self, active: ActiveRun, ending: Awaitable[Outcome | None], started: float) -> None:
+        """Await the `ending` of a run, which returns its recorded outcome; forget the run, and report its end."""
+        run, outcome = active.run, None
         try:
-            outcome = await self._execute(active)
+            outcome = await ending
         finally:
-            # A second cancellation must not skip the clean-up.
-            unstored = await shielded(self._leave(active, outcome))
+            has_children, progress = active.tracer.has_children, self.saver.active.pop(run.run_id, None)
+            if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
+                # Cancel the children before a caller learns of the end, because a retry would continue them.
+                await self._end_orphans(active.run)
+            del self.active[run.run_id]
+            await active.tracer.close()
+            for entry in active.hold.manifests:
+                # Set `again`: a transaction whose reply was lost may have stored the record of the model call.
+                self._memory.manifests.queue(replace(entry, again=True))
+            if active.begins and not has_children:
+                active.stream.usage = active.tracer.usages
+            active.stream.end(active.over)
+            unstored = active.begins if progress is None else await progress.leave()
         if outcome is not None:
             milliseconds = (time.perf_counter() - started) * 1000
-            report_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
-            if not self.dependencies.in_flight.has_answered(run):
-                report_turn(self._memory.observers, run, outcome, active.tracer.usages, milliseconds=milliseconds)
+            self.report_end(run, outcome, active.tracer.usages, milliseconds=milliseconds)
             await self._clear_up(run, outcome, unstored=unstored, has_following=active.has_following)
 
     async def start_following(self, run: Run) -> None:
@@ -262,49 +318,6 @@ class Worker:
         if (active := self.active.get(run_id)) is not None:
             active.cancel("lost")
 
-    async def _leave(self, active: ActiveRun, outcome: Outcome | None) -> bool:
-        """Forget a run in this process after its end or release. Return True if no checkpoint of the run is stored."""
-        has_children, progress = active.tracer.has_children, self.saver.active.pop(active.run.run_id, None)
-        if outcome is not None and outcome.status != "waiting" and (has_children or not active.begins):
-            # Cancel the children before a caller learns of the end, because an immediate retry would continue them.
-            await self._end_orphans(active.run)
-        del self.active[active.run.run_id]
-        await active.tracer.close()
-        for entry in active.hold.manifests:
-            # Set `again`: the record of the model call may be stored already, by a transaction whose reply was lost.
-            self._memory.manifests.queue(replace(entry, again=True))
-        if active.begins and not has_children:
-            active.stream.usage = active.tracer.usages
-        active.stream.end(active.over)
-        return active.begins if progress is None else await progress.leave()
-
-    async def _execute(self, active: ActiveRun) -> Outcome | None:
-        run, context = active.run, self._context.copy()
-        # Events name the channel of their run; a child has the channel of the run at the top.
-        above = self.active.get(run.root_run_id, active)
-        channel: Channel = "http" if above.run.trigger == "http" else "other"
-        work_for(channel)
-        context.run(work_for, channel)
-        if run.cancel_requested_at is not None:
-            return await self._endings.end(active, Outcome("cancelled"))
-        active.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
-        task = active.task = asyncio.create_task(self._run_graph(active), context=context)
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            active.cancel(self._why_cancelled(active))
-            # Shield the release from a second cancellation; otherwise the run would stay with this process.
-            await shielded(self._endings.release(active))
-            raise
-        if active.stop == "lost":
-            await self._memory.settle_run(run.run_id, elsewhere=True)
-            return None
-        if not task.cancelled():
-            outcome = task.result()
-        else:
-            outcome = Outcome("cancelled") if active.stop else Outcome("failed", error="Cancelled")
-        return await shielded(self._endings.end(active, outcome))
-
     async def _run_graph(self, active: ActiveRun) -> Outcome:
         run = active.run
         run_hold.set(active.hold)
@@ -326,10 +339,10 @@ class Worker:
             )
         if active.begins and run.parent_run_id is None and workflow.speaker is not None:
             active.hold.joins = run.session_id
-        limited = [run] if run.budget != NO_BUDGET else []
+        limited = [run]
         if run.parent_run_id is not None:
-            limited += await retry_until_available(lambda: self._limited_above(run))
-        active.tracer.limited = limited
+            limited += await retry_until_available(lambda: self._above(run))
+        active.tracer.limit(limited)
         return await active.run_to_end(workflow)
 
     async def _workflow_of(self, active: ActiveRun) -> Workflow:
@@ -350,14 +363,14 @@ class Worker:
             active.run = replace(run, version=workflow.version)
         return workflow
 
-    async def _limited_above(self, run: Run) -> list[Run]:
-        """Return the ancestors of a run that have a budget."""
+    async def _above(self, run: Run) -> list[Run]:
+        """Return the ancestors of a run."""
         found: list[Run] = []
         current: Run | None = run
         while current is not None and (parent_run_id := current.parent_run_id) is not None:
             above = self.active.get(parent_run_id)
             current = above.run if above is not None else await self._runs.run(parent_run_id)
-            if current is not None and current.budget != NO_BUDGET:
+            if current is not None:
                 found.append(current)
         return found
 
@@ -371,7 +384,7 @@ class Worker:
     async def _set_aside(self, run: Run) -> None:
         """End a run that was acquired or failed too often. It is set aside: only a person can retry it."""
         outcome = await self._endings.set_aside(run, self.engine.name)
-        self.report_set_aside(run, outcome)
+        self.report_end(run, outcome)
         await self._end_orphans(run)
         await self._clear_up(run, outcome)
 
@@ -505,7 +518,7 @@ class RunMaintenance:
         if run.error in (RecordUnreadable.__name__, RecordTooNew.__name__):
             self._worker.report(run.error, "upkeep")
             if run.error == RecordUnreadable.__name__ and await self._runs.set_aside(run_id, run.error):
-                self._worker.report_set_aside(run, Outcome("failed", error=run.error, set_aside=True))
+                self._worker.report_end(run, Outcome("failed", error=run.error, set_aside=True))
                 await self._worker.start_following(run)
             return
         if await self._worker.leaves(run_id):
