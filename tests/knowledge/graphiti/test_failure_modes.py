@@ -191,6 +191,23 @@ async def test_mode_9_the_pause_that_a_refusing_proxy_asks_for_is_kept(
         assert (await memory.graphiti.status()).counts == {"confirmed": 2, "turns": 0}
 
 
+async def test_the_pause_of_a_group_is_doubled_after_each_failure(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is random, up to the doubled time; here it is as long as possible."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.worker.random.uniform", lambda _, most: most)
+    async with opening(scopes=("session",), first_pause_seconds=10.0, longest_pause_seconds=300.0) as memory:
+        await allow(memory)
+        graphiti.fail("status", "/messages", status=500)
+        await talk(memory)
+        tried = []
+        for seconds in (0, 19, 2, 38, 3):
+            clock.advance(seconds)
+            await memory.graphiti.deliver()
+            tried.append(len(graphiti.requests))
+        assert tried == [1, 1, 2, 2, 3]
+
+
 async def test_mode_10_accepted_messages_do_not_restore_a_deleted_group(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
