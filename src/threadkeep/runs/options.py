@@ -91,7 +91,7 @@ class RunServiceOptions:
     - `upkeep_seconds`: the interval at which maintenance starts forgotten runs, and removes unneeded checkpoints.
     - `max_attempts`: a run is set aside after this many attempts in which its process died or failed unexpectedly.
     - `forgotten_seconds`: after this time, a run that has not begun counts as forgotten.
-    - `workflow_gone_seconds`: a run whose workflow is registered in no process ends as `interrupted` after this time.
+    - `workflow_gone_seconds`: a process that has left a run without its workflow to others for this time ends it.
     - `pause_seconds`: the pause before a temporary failure is retried; doubled up to `longest_pause_seconds`.
     - `trace_seconds`: trace events are stored after this time if a caller follows the run; otherwise after
       `late_trace_seconds`.
@@ -108,7 +108,7 @@ class RunServiceOptions:
     upkeep_seconds: float = 10.0
     max_attempts: int = 3
     forgotten_seconds: float = 30.0
-    workflow_gone_seconds: float = 21_600.0
+    workflow_gone_seconds: float = 604_800.0
     pause_seconds: float = 0.5
     longest_pause_seconds: float = 20.0
     trace_seconds: float = 0.05
