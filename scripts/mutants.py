@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant("context/window.py", "budget is None or tokens <= budget:", "budget is None or tokens < budget:", WINDOW),
     Mutant("context/window.py", "extent.reset_seq + 1)", "extent.reset_seq)", WINDOW),
     Mutant("context/window.py", "last_seq=first_seq - 1", "last_seq=first_seq", WINDOW),
-    Mutant("context/steps.py", "for size in step) <= room:", "for size in step) < room:", f"{STEPS} {TRIM}"),
+    Mutant("context/trim.py", "for size in step) <= room:", "for size in step) < room:", f"{STEPS} {TRIM}"),
     Mutant("context/compression.py", "        if tokens < 0:", "        if tokens <= 0:", COMPRESSION),
     Mutant(
         "context/compression.py",

@@ -60,7 +60,7 @@ os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 _TIMEOUTS = (
     "threadkeep.history.older_turns._TIMEOUT_SECONDS",
     "threadkeep.history.memory_parts._TIMEOUT_SECONDS",
-    "threadkeep.history.turn_vectors._QUERY_SECONDS",
+    "threadkeep.history.stored_indexes._QUERY_SECONDS",
     "threadkeep.history.manifests._READER_SECONDS",
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )

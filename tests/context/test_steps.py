@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.steps import Size, Step, least_of, shares, whole_of
+from threadkeep.context.trim import Size, Step, least_of, shares, whole_of
 
 
 def steps_of(*results: int) -> list[Step]:

@@ -14,6 +14,7 @@ import pytest
 from tests.limits import HANG_SECONDS
 from threadkeep import Memory, MemoryOptions, Message, open_memory_sync
 from threadkeep.memory.memory import Lifetime
+from threadkeep.store.manifests import NotedManifest
 
 
 def test_a_loop_that_ends_before_its_memory_is_closed(shared_url: str) -> None:
@@ -49,9 +50,7 @@ async def test_a_memory_closes_while_another_process_locks_the_file(
     await memory.session("room").append([Message(role="user", content="hi")])
     await memory.learned_factors.of("gpt-5")
     memory.learned_factors.learn("gpt-5", 1000, 1300)
-    entry = memory.manifests.entry("room", "run", dict, {})
-    assert entry is not None
-    memory.manifests.queue(entry)
+    memory.manifests.queue(NotedManifest("room", "run", memory.clock(), dict))
     with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         async with asyncio.timeout(HANG_SECONDS):

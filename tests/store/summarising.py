@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from threadkeep import Memory, Message
 from threadkeep.records import Json, Summary
+from threadkeep.store.manifests import NotedManifest
 
 ROOM = "room"
 
@@ -20,9 +21,7 @@ def note_call(
     memory: Memory, session_id: str | None, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]
 ) -> None:
     """Queue the record of a model call."""
-    entry = memory.manifests.entry(session_id, run_id, lambda: manifest, texts)
-    if entry is not None:
-        memory.manifests.queue(entry)
+    memory.manifests.queue(NotedManifest(session_id, run_id, memory.clock(), lambda: manifest, texts))
 
 
 def summary(first_seq: int, last_seq: int, *, session_id: str = ROOM, level: int = 1, text: str = "Tea.") -> Summary:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, date, datetime
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from threadkeep.context.manifest import ContextManifest, Entry, FactReference, QuoteReference, StablePrefix
+from threadkeep.context.window import Exclusion
 from threadkeep.records import Json, dump_json
 from threadkeep.store.manifests import seqs_of_ids, with_ids, without_ids
 
@@ -30,3 +36,36 @@ def test_the_id_of_a_deleted_message_is_not_restored() -> None:
     short = without_ids({"entries": [entry]}, {}, {3: "m3"})
     assert "m3" not in dump_json(short)
     assert with_ids(short, {}) == {"entries": [{"source": "transcript", "seq": 3}]}
+
+
+STORED = Entry("window", 20, "transcript", seq=3, id="m3")
+SHORTENED: list[Entry] = [
+    Entry("system", 3, digest="ab"),
+    Entry("summary", 9, "summaries", summaries=("s1", "s2")),
+    STORED,
+    replace(STORED, section="earlier_steps", tokens_before=40),
+    replace(STORED, id=None),
+    replace(STORED, seq=None, id='a "quoted" id, "entries":true'),
+    Entry("selected", 5, "turns", turns=(QuoteReference("room", 3, (1, 2)),)),
+    Entry("facts", 2, facts=(FactReference("f1", "user", since=date(2026, 1, 1)),)),
+    replace(STORED, source="text", digest="cd"),
+]
+
+
+@pytest.mark.parametrize("session_id", ["room", None])
+@pytest.mark.parametrize("entries", [(), (STORED,), (*SHORTENED, STORED, *SHORTENED)])
+def test_a_manifest_writes_its_short_form_itself(entries: tuple[Entry, ...], session_id: str | None) -> None:
+    """The JSON of a manifest without stored ids is, byte for byte, that of `without_ids`."""
+    manifest = ContextManifest(
+        session_id=session_id,
+        run_id="run",
+        created_at=datetime(2026, 1, 2, tzinfo=UTC),
+        model='a model named "entries":true',
+        counter="estimate×1.12",
+        entries=entries,
+        excluded=(Exclusion(1, 2, "reset"),),
+        prefix=StablePrefix(1, 20, "ef"),
+        digest="01",
+    )
+    columns = {"run_id": "run"} if session_id is None else {"session_id": session_id, "run_id": "run"}
+    assert manifest.to_short_json() == dump_json(without_ids(manifest.to_dict(), columns))

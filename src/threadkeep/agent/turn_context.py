@@ -216,8 +216,8 @@ class TurnContext:
     def _entry(self) -> NotedManifest | None:
         if self._open is None:
             return None
-        manifest, texts = self._manifest(*self._open), self._open[0].texts
-        return self._memory.manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
+        made, texts, now = self._manifest(*self._open), self._open[0].texts, self._memory.clock()
+        return NotedManifest(made.session_id, made.run_id, now, made.to_dict, texts, short_json=made.to_short_json)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
         """Return SQL for the answer's transaction: it stores the call's record, and the start of history if changed."""

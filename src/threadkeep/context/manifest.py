@@ -6,9 +6,9 @@ A manifest says which messages were sent, how many tokens they had, and why othe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 from pydantic import GetJsonSchemaHandler, TypeAdapter, computed_field
@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema
 
 from threadkeep.context.window import Exclusion, ExclusionReason
 from threadkeep.records import Json
+from threadkeep.records.json_values import ENCODER
 from threadkeep.records.knowledge import ScopeKind
 
 type Section = Literal[
@@ -146,6 +147,17 @@ class Entry:
     tokens_before: int | None = None
     """The tokens that the message had before it was cut; absent if it was not cut."""
 
+    # Cached, because the calls of later turns have the same entries of earlier messages.
+    @cached_property
+    def short_json(self) -> str:
+        """The entry as JSON. `true` replaces the id of a transcript message, because its `seq` identifies it."""
+        is_stored = self.source == "transcript" and self.seq is not None and self.id is not None
+        if is_stored and self.tokens_before is None:  # an earlier message, as most entries are
+            start = f'"section":"{self.section}","tokens":{self.tokens}'
+            return f'{{{start},"source":"transcript","seq":{self.seq},"id":true}}'
+        values = _entry_adapter().dump_python(self, mode="json", exclude_defaults=True)
+        return ENCODER.encode({**values, "id": True} if is_stored else values)
+
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -252,6 +264,21 @@ class ContextManifest:
         values: dict[str, Json] = _adapter().dump_python(self, mode="json", exclude_defaults=True)
         return values
 
+    def to_short_json(self) -> str:
+        """Return the JSON of `to_dict` for a row that has the session and the run; see `Entry.short_json` for ids.
+
+        `true` replaces the ids of the session and of the run, if they are set.
+        """
+        values = replace(self, entries=self.entries[:1]).to_dict()
+        values |= {name: True for name in ("session_id", "run_id") if name in values}
+        if not self.entries:
+            return ENCODER.encode(values)
+        values |= {"entries": True, "sections": {str(name): tokens for name, tokens in self.sections.items()}}
+        # No text in the JSON can equal this key, because quotes in texts are escaped.
+        before, key, after = ENCODER.encode(values).partition('"entries":')
+        entries = ",".join([entry.short_json for entry in self.entries])
+        return f"{before}{key}[{entries}]{after.removeprefix('true')}"
+
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the JSON schema. It also requires `call` and `created_at`, which every stored manifest has."""
@@ -270,3 +297,8 @@ def _adapter() -> TypeAdapter[ContextManifest]:
     # Do not set `use_attribute_docstrings`: it reads the source of each class, which would double the time of a
     # process's first turn.
     return TypeAdapter(ContextManifest)
+
+
+@cache
+def _entry_adapter() -> TypeAdapter[Entry]:
+    return TypeAdapter(Entry)

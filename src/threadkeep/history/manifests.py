@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -19,7 +19,6 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError
 from threadkeep.history.pending import is_outage
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
-from threadkeep.records import Json
 from threadkeep.records.sessions import check_argument, check_cursor, check_each
 from threadkeep.store.driver import DuplicateRow, RowLocked, Statement, waiting_until
 from threadkeep.store.manifests import Cursor, ManifestRows, NotedManifest, StoredManifest
@@ -59,29 +58,9 @@ class Manifests:
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
 
-    def entry(
-        self,
-        session_id: str | None,
-        run_id: str,
-        manifest: Callable[[], Mapping[str, Json]],
-        texts: Mapping[str, str],
-    ) -> NotedManifest | None:
-        """Create the record of one model call with the current time; return None if no records are kept.
-
-        Args:
-            session_id: None if there is no session; the record then belongs to its run.
-            run_id: the run of the call.
-            manifest: a function that returns the manifest. It is called only when the record is written.
-            texts: maps digests to texts that were sent in the call but are in no transcript. They are kept as long as a
-                manifest refers to them.
-        """
-        if self._retention_days == 0:
-            return None
-        return NotedManifest(session_id, run_id, self._clock(), manifest, dict(texts))
-
     def joined(self, entry: NotedManifest) -> list[Statement]:
         """Return the SQL statements that store a record in the transaction that also stores the record's turn."""
-        return self._rows.joined(entry)
+        return [] if self._retention_days == 0 else self._rows.joined(entry)
 
     def has_earlier(self, entry: NotedManifest) -> bool:
         """Return True if earlier records of the run may still be queued: these must be stored before `entry`."""
@@ -89,6 +68,8 @@ class Manifests:
 
     def queue(self, entry: NotedManifest) -> None:
         """Queue the record of a model call to be written in the background, and return at once."""
+        if self._retention_days == 0:
+            return
         self._waiting.append(entry)
         self._characters += _weight(entry)
         self._drop_the_oldest()

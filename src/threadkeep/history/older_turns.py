@@ -22,8 +22,7 @@ from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import SessionDamaged
 from threadkeep.history.conversation_index import MOST_TURNS, ConversationIndex, id_at, messages_of, position_of
-from threadkeep.history.stored_indexes import StoredIndexes
-from threadkeep.history.turn_vectors import TurnVectors
+from threadkeep.history.stored_indexes import StoredIndexes, TurnVectors
 from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.store.contexts import EmbeddingRows, RecallIndexes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from threadkeep.errors import QuestionGone, StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
+from threadkeep.errors import QuestionGone, StoreClosed, StoreError, StoreUnavailable, WrongUser
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import GraphTurns, marked_message_of, session_parameters
 from threadkeep.store.driver import (
@@ -235,7 +235,7 @@ class GroupCommit:
                 except RowLocked as error:
                     await self._write_separately(free, error)
                 except StoreUnavailable as error:
-                    _fail_all(free, error)
+                    _fail(free, error)
                 except Exception as error:  # noqa: BLE001 - the writer must survive any failure; callers get the error
                     await self._write_alone(free, error)
         finally:
@@ -250,14 +250,14 @@ class GroupCommit:
         locked: list[list[PreparedTurn]] = []
         for turns in of_session.values():
             if len(locked) >= _MOST_LOCKED:
-                _fail_all(turns, error)
+                _fail(turns, error)
                 continue
             try:
                 await self._write_group(turns)
             except RowLocked:
                 locked.append(turns)
             except StoreUnavailable as its_own:
-                _fail_all(turns, its_own)
+                _fail(turns, its_own)
             except Exception as its_own:  # noqa: BLE001 - see above
                 await self._write_alone(turns, its_own)
         for turns in locked:
@@ -282,7 +282,7 @@ class GroupCommit:
                     seconds = GROUP_LOCK_SECONDS if self._closed else None
                     _settle(group, await self._store_each(group, lock_timeout_seconds=seconds))
             except StoreUnavailable as error:
-                _fail_all(turns, error)
+                _fail(turns, error)
             except Exception as error:  # noqa: BLE001 - see above
                 await self._write_alone(turns, error)
             finally:
@@ -312,13 +312,13 @@ class GroupCommit:
     async def _write_alone(self, group: list[PreparedTurn], error: Exception) -> None:
         """Write each turn separately after a group was rejected, so that only the invalid turn fails."""
         if len(group) == 1:
-            _fail(group[0], error)
+            _fail(group, error)
             return
         for prepared in group:
             try:
                 await self._write_group([prepared])
             except Exception as its_own:  # noqa: BLE001 - see above
-                _fail(prepared, its_own)
+                _fail([prepared], its_own)
 
     async def _store_new(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
         """Store all turns of a group at once, without checking message ids."""
@@ -387,19 +387,16 @@ def _graph_rows(graph_turns: GraphTurns, prepared: PreparedTurn, left: int) -> l
     return [] if row is None else [{**row, **seqs}]
 
 
-def _settle(group: Sequence[PreparedTurn], receipts: Sequence[_Outcome]) -> None:
-    for prepared, receipt in zip(group, receipts, strict=True):
-        if isinstance(receipt, ThreadkeepError):
-            _fail(prepared, receipt)
-        elif not prepared.stored.done():
-            prepared.stored.set_result(receipt)
+def _settle(group: Sequence[PreparedTurn], outcomes: Sequence[Receipt | Exception]) -> None:
+    """Pass each turn's receipt or error to its caller, unless the caller was cancelled."""
+    for prepared, outcome in zip(group, outcomes, strict=True):
+        if prepared.stored.done():
+            continue
+        if isinstance(outcome, Exception):
+            prepared.stored.set_exception(outcome)
+        else:
+            prepared.stored.set_result(outcome)
 
 
-def _fail_all(group: Sequence[PreparedTurn], error: Exception) -> None:
-    for prepared in group:
-        _fail(prepared, error)
-
-
-def _fail(prepared: PreparedTurn, error: Exception) -> None:
-    if not prepared.stored.done():
-        prepared.stored.set_exception(error)
+def _fail(group: Sequence[PreparedTurn], error: Exception) -> None:
+    _settle(group, [error] * len(group))

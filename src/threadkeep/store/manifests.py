@@ -12,8 +12,7 @@ from typing import Literal
 
 from threadkeep.errors import RecordUnreadable
 from threadkeep.records import Json, dump_json
-from threadkeep.records.json_values import ENCODER
-from threadkeep.store.codec import clean_json, json_text, short_time, time_of, time_text
+from threadkeep.store.codec import clean_json, clean_json_text, short_time, time_of, time_text
 from threadkeep.store.compressed_json import compress, json_of, reads_record, unpack_manifest
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, DuplicateRow, Parameters, Row, Statement
 from threadkeep.store.statements import ClockedTables, for_values
@@ -36,8 +35,9 @@ _CLOCKS_DIFFER = timedelta(minutes=1)
 class NotedManifest:
     """A record of a model call that is not stored yet. It will belong to the call's session, or else to the call's run.
 
-    `manifest` is called when the record is written, and returns the manifest. `texts` maps digests to those texts of
-    the model call that are in no transcript. `again` means that an earlier attempt may have stored the record.
+    `manifest` is called when the record is written, and returns the manifest. `short_json` returns the JSON of
+    `without_ids(manifest())` at lower cost. `texts` maps digests to those texts of the model call that are in no
+    transcript. `again` means that an earlier attempt may have stored the record.
     """
 
     session_id: str | None
@@ -46,6 +46,7 @@ class NotedManifest:
     manifest: Callable[[], Mapping[str, Json]]
     texts: Mapping[str, str] = field(default_factory=dict)
     again: bool = False
+    short_json: Callable[[], str] | None = None
 
     @property
     def lock_key(self) -> tuple[bool, str]:
@@ -125,12 +126,11 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
         """
         session_id = str(entry.session_id)
         now, key = self._clock(), {"session_id": session_id, "run_id": entry.run_id}
-        short = without_ids(entry.manifest(), key)
-        packed = compress(json_text(short, ENCODER.encode))  # the keys are names of fields, which are text
-        row = {**key, "created_at": short_time(entry.created_at, self.backend), "manifest": packed}
+        short = dump_json(without_ids(entry.manifest(), key)) if entry.short_json is None else entry.short_json()
+        packed, created_at = compress(clean_json_text(short)), short_time(entry.created_at, self.backend)
         used = {"session_id": session_id, "now": time_text(now), "worn": time_text(now - _RENEWAL)}
         return [
-            (self._sql["insert_manifest"], row),
+            (self._sql["insert_manifest"], {**key, "created_at": created_at, "manifest": packed}),
             *[
                 (self._sql["use_worn_text"], {**used, "digest": digest, "body": body.encode("utf-8", "surrogatepass")})
                 for digest, body in sorted(entry.texts.items())
