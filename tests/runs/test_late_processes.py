@@ -24,7 +24,7 @@ from threadkeep.records import Message
 from threadkeep.records.runs import NewRun, Run, RunQuery
 from threadkeep.runs.endings import ActiveRun, RunEndings
 from threadkeep.runs.service import RunService
-from threadkeep.runs.streams import Outcome
+from threadkeep.store.runs import Outcome
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 

@@ -20,7 +20,7 @@ from threadkeep.records import Json, Turn
 from threadkeep.records.runs import ROLLED_BACK, NewRun
 from threadkeep.runs.endings import ActiveRun, RunEndings
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.streams import Outcome
+from threadkeep.store.runs import Outcome
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 from threadkeep.workflows.nodes.conversations import order_of
 from threadkeep.workflows.resources import RunOptions

@@ -24,7 +24,7 @@ from threadkeep.records.runs import RunQuery
 from threadkeep.runs.endings import RunEndings
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import Mode, RunService
-from threadkeep.runs.streams import Outcome
+from threadkeep.store.runs import Outcome
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 from threadkeep.workflows.definition import python_workflow
 from threadkeep.workflows.resources import RunContext

@@ -11,7 +11,7 @@ from tests.store.running import asked
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.records import Json
 from threadkeep.records.runs import RunQuery, TraceEvent
-from threadkeep.store.runs.runs import RunEnding
+from threadkeep.store.runs import Outcome
 from threadkeep.store.runs.trace import TraceGroup
 
 _SAID: dict[str, Json] = {"message_id": "a1", "text": "the answer"}
@@ -29,7 +29,7 @@ async def end(memory: Memory, run_id: str, result: dict[str, Json]) -> None:
     """Add a run that answered, and end it."""
     await memory.runs.order.add(replace(asked(run_id, message=run_id), session_id="room"), owner="me")
     group = TraceGroup([TraceEvent("agent_messages", "answer", _LOOP), TraceEvent("message", None, _SAID)], after=0)
-    over = await memory.runs.end(run_id, "me", RunEnding("done", result), group)
+    over = await memory.runs.end(run_id, "me", Outcome("done", result), group)
     assert over is not None
     assert over.result == result
 

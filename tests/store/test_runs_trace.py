@@ -12,8 +12,7 @@ from tests.databases import migrated_driver
 from tests.store.running import asked
 from threadkeep import Memory
 from threadkeep.records.runs import TRACE_CUT, TokenUsage, ToolCall, TraceEvent
-from threadkeep.store.runs import Runs
-from threadkeep.store.runs.runs import RunEnding
+from threadkeep.store.runs import Outcome, Runs
 from threadkeep.store.runs.trace import TraceGroup, TraceLimits
 from threadkeep.testing import SettableClock
 
@@ -60,7 +59,7 @@ async def test_the_last_events_are_stored_with_the_end_of_the_run(memory: Memory
     """Another owner stores neither, and a retry stores both once."""
     await memory.runs.order.add(asked("r1"), owner="me")
     last = TraceGroup([TraceEvent("message")], [TokenUsage("gpt", input_tokens=5)], after=0)
-    ending = RunEnding("done", {"text": "so"})
+    ending = Outcome("done", {"text": "so"})
     assert await memory.runs.end("r1", "another", ending, last) is None
     assert await memory.runs.trace.events("r1") == []
     for _ in range(2):

@@ -12,7 +12,7 @@ from tests.store.running import asked
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.records.runs import Begun, RunEnd, TokenUsage, TraceEvent
 from threadkeep.store.compressed_json import decompress
-from threadkeep.store.runs.runs import RunEnding
+from threadkeep.store.runs import Outcome
 from threadkeep.store.runs.trace import MOST_EVENTS, StoredEvent, TraceGroup, packed_events, stored_events
 from threadkeep.testing import SettableClock
 
@@ -36,7 +36,7 @@ async def end(memory: Memory, *kinds: str, status: RunEnd = "done", usage: Token
     """End the run r1 with some events."""
     after = await memory.runs.trace.last_number("r1")
     group = TraceGroup([TraceEvent(kind, "answer", {"kind": kind}) for kind in kinds], [usage], after)
-    assert await memory.runs.end("r1", "me", RunEnding(status), group) is not None
+    assert await memory.runs.end("r1", "me", Outcome(status), group) is not None
 
 
 async def kinds(memory: Memory, *, after: int = 0, limit: int = 200) -> list[tuple[int, str]]:
@@ -99,7 +99,7 @@ async def test_a_packed_trace_has_no_words_of_the_transcript(shared_url: str, me
         assert run.session_id is not None
         await memory.session(run.session_id).append([Message("assistant", "the answer", id="a1")])
         said = TraceEvent("message", None, {"message_id": "a1", "text": "the answer"})
-        await memory.runs.end("r1", "me", RunEnding("done"), TraceGroup([said], after=0))
+        await memory.runs.end("r1", "me", Outcome("done"), TraceGroup([said], after=0))
         [(stored,)] = query(shared_url, "SELECT events FROM chat_run_traces")
         assert isinstance(stored, bytes)
         assert "the answer" not in decompress(stored)

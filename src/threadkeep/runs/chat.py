@@ -42,10 +42,11 @@ from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
-from threadkeep.runs.streams import InFlightMessages, Outcome, RunStream, changed
+from threadkeep.runs.streams import InFlightMessages, RunStream, changed
 from threadkeep.runs.tool_idempotency import IdempotentToolsOnly
 from threadkeep.runs.tracing import Ledger
 from threadkeep.store.driver import waiting_until
+from threadkeep.store.runs import Outcome
 from threadkeep.store.runs.order import DISOWNED
 from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.definition import Compiler

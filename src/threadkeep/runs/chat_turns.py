@@ -31,8 +31,9 @@ from threadkeep.records.runs import NO_USAGE, Run, TokenUsage
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
 from threadkeep.runs.session_answers import newest_answer, result_of_answer, with_own_answer
-from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.runs.streams import RunStream
 from threadkeep.runs.views import RUN_ERRORS
+from threadkeep.store.runs import Outcome
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.registry import Workflows
 

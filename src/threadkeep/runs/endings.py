@@ -24,11 +24,10 @@ from threadkeep.runs.execution import Dependencies, RunExecution
 from threadkeep.runs.progress import ProgressSaver
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
-from threadkeep.runs.streams import Outcome, retry_until_available
+from threadkeep.runs.streams import retry_until_available
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.store.codec import clean_json
-from threadkeep.store.runs import Runs
-from threadkeep.store.runs.runs import RunEnding
+from threadkeep.store.runs import Outcome, Runs
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.nodes import RecordQuestionNode
 from threadkeep.workflows.nodes.base import Step
@@ -182,11 +181,10 @@ class RunEndings:
         others = [one for entry in hold.manifests for one in self._memory.manifests.joined(entry)]
         if (anchor := answer.anchor()) is not None:
             others.append(anchor)
-        ending = RunEnding("done", outcome.result, asked=run)
         stored = await active.tracer.store_whole(
             lambda group: answer.session.record_joined(
                 [answer.message],
-                partial(self._runs.ending, run, ending, group, others),
+                partial(self._runs.ending, run, outcome, group, others),
                 answers=answer.question_id,
                 told=answer.told,
             )
@@ -315,11 +313,11 @@ class RunEndings:
                 return outcome
             outcome = Outcome("cancelled")
             active.tracer.note(STATUS, data={"status": "cancelled"})
-        assert outcome.status != "waiting"  # noqa: S101 - seen above
         if outcome.status != "done":
             await self._end_turn(active.run, active.hold)
-        ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside, active.run)
-        active.over = await active.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
+        active.over = await active.tracer.flush_with(
+            lambda group: self._runs.end(run_id, owner, outcome, group, active.run)
+        )
         return outcome if active.over is not None else None
 
     async def _keep_progress(self, active: ActiveRun) -> None:

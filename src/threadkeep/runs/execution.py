@@ -35,8 +35,9 @@ from threadkeep.runs.progress import ProgressSaver, thread_of
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.run_workflows import RunPlan
 from threadkeep.runs.session_answers import stored_answer_of, with_unanswered
-from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream, retry_until_available
+from threadkeep.runs.streams import InFlightMessages, RunPiece, RunStream, retry_until_available
 from threadkeep.runs.tracing import Ledger, ToolTrace, jsonable
+from threadkeep.store.runs import Outcome
 from threadkeep.workflows.built_in import ChatNode
 from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes.base import Step

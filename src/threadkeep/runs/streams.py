@@ -7,29 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 from weakref import WeakValueDictionary
 
 from threadkeep.agent.invocation import RunHold
 from threadkeep.errors import StoreUnavailable
-from threadkeep.records import Json
 from threadkeep.records.runs import Run, TokenUsage
+from threadkeep.store.runs import Outcome
 
 _MOST_REMEMBERED: Final = 10_000
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of executing a run. A run whose outcome is `waiting` continues after a person's answer."""
-
-    status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
-    result: Mapping[str, Json] | None = None
-    error: str | None = None
-    interrupt: Json = None
-    set_aside: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.progress import ProgressSaver, RunProgress, remove_checkpoints, remove_old_checkpoints, thread_of
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
-from threadkeep.runs.streams import Outcome, RunStream, RunStreams, changed, retry_until_available
+from threadkeep.runs.streams import RunStream, RunStreams, changed, retry_until_available
 from threadkeep.runs.tracing import RunTracer
+from threadkeep.store.runs import Outcome
 from threadkeep.workflows.definition import Workflow
 
 _TAKEOVERS = 3

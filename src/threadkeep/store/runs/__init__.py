@@ -6,6 +6,6 @@ trees), `finished` (retention), `workflows` (definitions by version) and `sessio
 """
 
 from threadkeep.records.runs import Run, RunEnd, RunStatus
-from threadkeep.store.runs.runs import Runs
+from threadkeep.store.runs.runs import Outcome, Runs
 
-__all__ = ["Run", "RunEnd", "RunStatus", "Runs"]
+__all__ = ["Outcome", "Run", "RunEnd", "RunStatus", "Runs"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from threadkeep.records import Json, Message
 from threadkeep.records.runs import (
@@ -29,14 +30,14 @@ from threadkeep.store.statements import ClockedTables
 
 
 @dataclass(frozen=True)
-class RunEnding:
-    """The data to store at the end of a run; `asked` is the run's record from the time when its owner began it."""
+class Outcome:
+    """The outcome of executing a run. A run whose outcome is `waiting` continues after a person's answer."""
 
-    status: RunEnd
+    status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
     result: Mapping[str, Json] | None = None
     error: str | None = None
+    interrupt: Json = None
     set_aside: bool = False
-    asked: Run | None = None
 
 
 # Keep a version that has a run younger than this, because queries take time and the clocks of processes differ.
@@ -149,17 +150,19 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         Repeating the call changes nothing. `error` is the name of a kind of error, not a message. A run that is
         `set_aside` stays failed until a person retries it.
         """
-        ending = RunEnding(status, result, error, set_aside)
+        outcome = Outcome(status, result, error, set_aside=set_aside)
         data: dict[str, Json] = {"status": status} if error is None else {"status": status, "error": error}
-        return await self.end(run_id, owner, ending, TraceGroup([TraceEvent(STATUS, data=data)])) is not None
+        return await self.end(run_id, owner, outcome, TraceGroup([TraceEvent(STATUS, data=data)])) is not None
 
-    async def end(self, run_id: str, owner: str, ending: RunEnding, group: TraceGroup | None = None) -> Run | None:
+    async def end(
+        self, run_id: str, owner: str, outcome: Outcome, group: TraceGroup | None = None, asked: Run | None = None
+    ) -> Run | None:
         """Record the end of a run and of its trace; return the run, or None if the owner has lost the run.
 
-        Repeating the call changes nothing.
+        `asked` is the run's record from the time when its owner began it. Repeating the call changes nothing.
         """
-        key = {"run_id": run_id, "owner": owner, "status": ending.status}
-        parameters = self._end_parameters(run_id, owner, ending)
+        key = {"run_id": run_id, "owner": owner, "status": outcome.status}
+        parameters = self._end_parameters(run_id, owner, outcome, asked)
         finish = (self._sql["finish"], parameters)
         async with self._driver.writing() as connection:
             held: Sequence[list[Row]]
@@ -168,14 +171,14 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
                 await self.trace.store(connection, run_id, held, group, ends=True)
             if not ended and not await connection.fetch(self._sql["ended"], key):
                 return None
-            if not ended or ending.result is None:
+            if not ended or outcome.result is None:
                 return await fetch_run(connection, run_id, damaged=True)
         run, result = run_of(ended[0]), parameters["result"]
-        inputs = ending.asked.inputs if ending.asked and any(map(lacks_text, run.inputs)) else run.inputs
+        inputs = asked.inputs if asked and any(map(lacks_text, run.inputs)) else run.inputs
         return replace(run, result=json_of(result if isinstance(result, bytes) else None), inputs=inputs)
 
     def ending(
-        self, run: Run, ending: RunEnding, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
+        self, run: Run, outcome: Outcome, group: TraceGroup, others: Sequence[Statement], messages: Sequence[Message]
     ) -> Joined | None:
         """Return the statements that end a run, including `others`, for the transaction that stores its answer.
 
@@ -187,7 +190,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
         trace = self.trace.whole(run.run_id, group, texts)
         if not trace or run.session_id is None:
             return None
-        finish = self._end_parameters(run.run_id, str(run.owner), ending)
+        finish = self._end_parameters(run.run_id, str(run.owner), outcome, run)
         known = {**finish, "session_id": run.session_id, "answer_id": answer.id}
         return Joined(
             self._locks.statements("lock_order", place=run.session_id),
@@ -346,23 +349,23 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
                 await connection.execute(self._sql["owe_again"], again)
         return changed
 
-    def _end_parameters(self, run_id: str, owner: str, ending: RunEnding) -> dict[str, object]:
-        result, asked = ending.result, ending.asked
+    def _end_parameters(self, run_id: str, owner: str, outcome: Outcome, asked: Run | None) -> dict[str, object]:
+        result = outcome.result
         # Omit texts that the transcript has, but only if the run is done: a retry reads them from the run.
-        inputs = asked.inputs if asked is not None and ending.status == "done" else ()
+        inputs = asked.inputs if asked is not None and outcome.status == "done" else ()
         short = None if result is None else short_result(result)
         message_id, text = (None, None) if result is None or short is None else (result["message_id"], result["text"])
         return {
             "run_id": run_id,
             "owner": owner,
-            "status": ending.status,
+            "status": outcome.status,
             "result": None if result is None else compress(json_text(dict(result))),
             "short_result": None if short is None else compress(json_text(short)),
             "message_id": message_id,
             "text": clean_json(text),
             **short_inputs(inputs, asked.message_id if asked else None),
-            "error": ending.error,
-            "set_aside": ending.set_aside,
+            "error": outcome.error,
+            "set_aside": outcome.set_aside,
             "attempt": asked.attempts if asked else None,
             "rolled_back": ROLLED_BACK,
             "now": time_text(self._clock()),
