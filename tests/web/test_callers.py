@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -17,6 +19,7 @@ from tests.limits import HANG_SECONDS
 from tests.web.bodies import body_of
 from tests.web.console.pages import FORM, page_of
 from tests.web.services import check_problem, client_of, listening, opened_app, say, settings_for, until
+from tests.web.test_tokens import AUDIENCE, ISSUER, SHARED, token
 from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
 from threadkeep.knowledge.proposals import Proposed, Reading
@@ -322,6 +325,32 @@ async def test_an_open_stream_ends_when_its_key_is_revoked(tmp_path: Path, path:
             assert [await anext(comments) for _ in range(20)]
         gate.open()
         await until(lambda: app.chat.running == 0)
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_an_open_stream_ends_when_its_token_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """The last event says so. The run continues, and streams with later tokens stay open."""
+    gate, passed = Gate(), timedelta()
+    settings = settings_for(tmp_path, jwt_issuer=ISSUER, jwt_audience=AUDIENCE, jwt_key=SHARED)
+    async with opened_app(ScriptedModel([["first", gate, " last"]]), settings) as app:
+        monkeypatch.setattr(app.memory, "clock", lambda: datetime.now(UTC) + passed)
+        async with listening(app, heartbeat_seconds=0.02) as client, asyncio.timeout(HANG_SECONDS):
+            mine, later = token(), token(exp=time.time() + 3600)
+            await client.post("/threads", json={"thread_id": "room"}, headers=mine)
+            watched = client.stream("POST", "/threads/room/stream/events", json={"channels": ["values"]}, headers=later)
+            async with watched as watching, client.stream("POST", path, json=STREAMS[path], headers=mine) as response:
+                assert response.status_code == 200
+                if not path.endswith("events"):
+                    await gate.reached()
+                passed = timedelta(seconds=80)
+                data = [line for line in [line async for line in response.aiter_lines()] if line.startswith("data: ")]
+                assert "The token has expired" in "".join(data[-2:])
+                comments = watching.aiter_lines()
+                assert [await anext(comments) for _ in range(20)]
+            gate.open()
+            await until(lambda: app.chat.running == 0)
 
 
 async def test_a_stream_reads_no_keys_for_a_caller_without_a_key_in_the_database(

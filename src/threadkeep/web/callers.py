@@ -121,6 +121,7 @@ class Caller:
     user_id: str | None = None
     limits: RateLimits = RateLimits()
     digest: str | None = None  # set if the key is in the database
+    expires_at: float = math.inf  # the time (Unix) at which a token ends
 
     def user(self, named: str | None) -> str | None:
         """Return the user for whom a request acts: the caller's own user, or `named` if the caller acts for all users.
@@ -256,11 +257,13 @@ class KeyRing:
         return Caller(key.name, key.scope, key.user_id, limits, digest)
 
     async def check(self, caller: Caller) -> None:
-        """Check that the caller's key is still valid. Tokens, and keys in the settings, are valid for a whole request.
+        """Check that the caller's key or token is still valid. Keys in the settings are valid for a whole request.
 
         Raises:
-            ProblemRaised: the key was revoked, or it has expired (401).
+            ProblemRaised: the key was revoked, or the key or token has expired (401).
         """
+        if self._clock().timestamp() >= caller.expires_at:
+            raise ProblemRaised(make_problem(401, "token-invalid", _EXPIRED))
         if caller.digest is not None:
             await self.refresh()
             if (key := self._known.get(caller.digest)) is None or not key.is_valid(self._clock()):
@@ -294,6 +297,7 @@ _KEYS_TIMEOUT_SECONDS: Final = 5
 
 _INVALID = "The token is expired, not for this service, or not signed by its issuer; sign in again."
 _REVOKED = "The API key was revoked or has expired, so the stream ends; use another key."
+_EXPIRED = "The token has expired, so the stream ends; sign in again."
 _KEYS_UNREAD = "The keys cannot be read, because the database does not answer; try again."
 _KEYS_AWAY = "The keys of the tokens' issuer cannot be read; try again."
 
@@ -330,7 +334,8 @@ class UserTokens:
         user_id = claims.get(self._settings.jwt_user_claim)
         if not is_user_id(user_id):
             raise _refusal()
-        return Caller(f"token of {user_id}", self._settings.jwt_scope, user_id, limits)
+        expires_at = float(claims["exp"]) + _LEEWAY_SECONDS
+        return Caller(f"token of {user_id}", self._settings.jwt_scope, user_id, limits, expires_at=expires_at)
 
     async def _claims(self, token: str) -> dict[str, Any]:
         settings = self._settings
