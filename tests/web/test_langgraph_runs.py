@@ -586,6 +586,30 @@ async def test_a_cancelled_run_with_a_rollback_leaves_no_messages(
     assert cancelled["status"] == "interrupted"
 
 
+@pytest.mark.parametrize("named", [{}, {"id": "m2"}], ids=["without an id", "with an id"])
+async def test_a_rollback_leaves_a_question_that_a_later_run_answers(tmp_path: Path, named: dict[str, str]) -> None:
+    """A rollback of a cancelled run keeps the answer of a later run. One of that run takes question and answer back."""
+    gates = Gate(), Gate()
+    async with (
+        sdk(tmp_path, ScriptedModel(["one", ["tw", gates[0], "o"], "three", ["fiv", gates[1], "e"]])) as (langgraph, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        await langgraph.runs.wait("t1", "chat", input=asks("First."))
+        first = await langgraph.runs.create("t1", "chat", input=asks("Second.", **named))
+        await gates[0].reached()
+        await langgraph.runs.cancel("t1", first["run_id"], wait=True)
+        answered = await langgraph.runs.wait("t1", "chat", checkpoint_id="2")
+        assert texts(answered)[2:] == [("human", "Second."), ("ai", "three")]
+        await langgraph.runs.cancel("t1", first["run_id"], action="rollback")
+        kept = await langgraph.threads.get_state("t1")
+        assert texts(cast("Any", kept["values"])) == texts(answered)
+        again = await langgraph.runs.create("t1", "chat", checkpoint_id="2")
+        await gates[1].reached()
+        await langgraph.runs.cancel("t1", again["run_id"], action="rollback")
+        left = await langgraph.threads.get_state("t1")
+    assert texts(cast("Any", left["values"])) == [("human", "First."), ("ai", "one")]
+
+
 AGENT = """
 schema: 1
 name: helper

@@ -127,11 +127,12 @@ class ConversationSuperseding:
         return ranges_of(seqs_down(last, first, conversation.superseded))
 
     async def _run_ranges(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
-        """Return the `seq` ranges of a question and of later active messages with the same run id, up to `last`."""
+        """Return the `seq` ranges of a question, and of later active messages of its run or answering it."""
         found = {question.seq or 0}
         if question.run_id is not None:
             async for message in self._reader.up(chunks.conversation, min(found) + 1, last, items=chunks):
-                if message.run_id == question.run_id and message.superseded_at is None:
+                is_of_turn = message.run_id == question.run_id or message.answers == question.id
+                if is_of_turn and message.superseded_at is None:
                     found.add(message.seq or 0)
         return ranges_of(found)
 
@@ -275,6 +276,8 @@ class ConversationSuperseding:
 
         async def work(writing: Writing, found: Conversation | None) -> None:
             if found is not None:
+                if parent.user_id not in (None, found.user_id):
+                    raise WrongUser(branching.branch_id)
                 check_branch(branching, (found.parent_session_id, found.parent_seq))
                 return
             title, last_message = listed_texts([message_in(value, self._layout.value_field) for value in values])

@@ -534,7 +534,7 @@ class Session:
 
         Raises:
             SessionNotFound: there is no such session.
-            WrongUser: the session belongs to another user.
+            WrongUser: the session, or the one that has the `session_id`, belongs to another user.
             InvalidInput: there is no message with this `seq`, or another session has the `session_id`.
             StoreUnavailable: the database is not available.
         """

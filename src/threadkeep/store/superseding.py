@@ -165,8 +165,10 @@ class SupersedingWriter:
         since = None if branching.at is None else await self._superseded_at(connection, parent)
         copy = {**parent, "branch_id": branching.branch_id, "since": since, "now": now}
         if not await connection.execute(self._sql["begin_branch"], copy):
-            rows = await connection.fetch(self._sql["session"], {"session_id": branching.branch_id, "user_id": None})
-            check_branch(branching, rows[0][-3:-1] if rows else (None, None))
+            known = {"session_id": branching.branch_id, "user_id": held[0][0]}
+            if not (rows := await connection.fetch(self._sql["session"], known)):
+                raise WrongUser(branching.branch_id)
+            check_branch(branching, rows[0][-3:-1])
             return
         await connection.execute(self._sql["copy_messages"], copy)
         await connection.execute(self._sql["copy_summaries"], copy)

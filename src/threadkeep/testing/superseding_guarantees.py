@@ -159,14 +159,15 @@ class SupersedingGuarantees(TranscriptSource):
             assert (info.message_count, info.last_seq) == (2, 3)
 
     async def test_the_turn_of_a_run_can_be_superseded_between_other_turns(self) -> None:
-        """The scope `run` supersedes only messages of the same run."""
+        """The scope `run` supersedes the messages of the question's run, and answers to the question by later runs."""
         async with self.open_transcripts() as transcripts:
             of_run = [Message("user", "q1", "q1", run_id="r1"), Message("assistant", "a1", "a1", run_id="r1")]
             await transcripts.append(turn(user("q0", "q0"), of_run[0], assistant("other", run_id="r2"), of_run[1]))
+            await transcripts.append(turn(Message("assistant", "again", run_id="r3", answers="q1")))
             taken = await transcripts.supersede(Superseding("room:1", message_id="q1", scope="run"))
-            assert (taken.count, taken.first_seq, taken.last_seq) == (2, 2, 4)
+            assert (taken.count, taken.first_seq, taken.last_seq) == (3, 2, 5)
             assert await _active(transcripts) == ["q0", "other"]
-            assert await transcripts.superseded("room:1") == [(2, 2), (4, 4)]
+            assert await transcripts.superseded("room:1") == [(2, 2), (4, 5)]
             assert (await transcripts.supersede(Superseding("room:1", message_id="q0", scope="run"))).count == 1
             assert await _active(transcripts) == ["other"]
 
@@ -326,14 +327,16 @@ class SupersedingGuarantees(TranscriptSource):
             assert (await info_of(transcripts)).revision == 1
 
     async def test_another_users_messages_are_not_superseded(self) -> None:
-        """Another user can neither supersede messages of a session nor branch the session."""
+        """Another user can neither supersede messages of a session nor branch the session, or branch into it."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine", "m"), user_id="u1"))
+            await transcripts.append(turn(user("theirs", "t"), session="room:3", user_id="u2"))
             for superseding in (Superseding("room:1", newest=1), Superseding("room:1", message_id="m")):
                 with pytest.raises(WrongUser):
                     await transcripts.supersede(replace(superseding, user_id="u2"))
-            with pytest.raises(WrongUser):
-                await transcripts.branch(Branching("room:1", "room:2", 1, "u2"))
+            for parent_id, branch_id in (("room:1", "room:2"), ("room:3", "room:1")):
+                with pytest.raises(WrongUser):
+                    await transcripts.branch(Branching(parent_id, branch_id, 1, "u2"))
             assert await transcripts.session("room:2") is None
             assert (await transcripts.supersede(Superseding("room:1", newest=1, user_id="u1"))).count == 1
 

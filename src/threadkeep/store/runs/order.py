@@ -222,7 +222,9 @@ class RunOrder(ClockedTables, sql=("runs.sql", "runs_order.sql")):
         key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
             await self._locks.lock_orders(connection, [session_id])
-            for (run_id,) in await connection.fetch(self._sql["known"], {**key, "run_id": message_id}):
+            # A run whose message has no id is found by its own id, but only if no other run has answered the message.
+            found = await connection.fetch(self._sql["known"], {**key, "run_id": ""})
+            for (run_id,) in found or await connection.fetch(self._sql["known"], {**key, "run_id": message_id}):
                 run = await fetch_run(connection, run_id)
                 if run is None or (run.status not in ("done", "cancelled") and not run.set_aside):
                     return False

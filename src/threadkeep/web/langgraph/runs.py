@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
@@ -40,6 +41,8 @@ _EXAMPLE = (
     'event: end\ndata: {"run_id": "0199…", "status": "success"}\n\n'
 )
 _STREAM = streamed(_EXAMPLE, "The events of the run.")
+_STREAMS: dict[str, Any] = {"response_class": Response, "responses": {200: _STREAM}}
+_STARTED: dict[str, Any] = {"response_class": Response, "responses": {200: _STREAM, **_STARTING}}
 _MOST = 200
 
 
@@ -214,12 +217,7 @@ async def _with_heartbeats(
                     await asked.cancel_unless_ended(run.run_id)
 
 
-@router.post(
-    "/threads/{thread_id}/runs/stream",
-    summary="Run an assistant in a thread, and stream the run",
-    response_class=Response,
-    responses={200: _STREAM, **_STARTING},
-)
+@router.post("/threads/{thread_id}/runs/stream", summary="Run an assistant in a thread, and stream the run", **_STARTED)
 async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
     """Stream a run in the chosen modes. `Content-Location` names the run, `Location` the stream to reconnect to."""
     run, position = await asked.start(body, "wait")
@@ -232,12 +230,7 @@ async def stream_run(asked: RunsInThread, body: RunCreateBody) -> EventStream:
     return stream
 
 
-@router.post(
-    "/runs/stream",
-    summary="Run an assistant without a thread, and stream the run",
-    response_class=Response,
-    responses={200: _STREAM, **_STARTING},
-)
+@router.post("/runs/stream", summary="Run an assistant without a thread, and stream the run", **_STARTED)
 async def stream_stateless_run(asked: RunsAlone, body: RunCreateBody) -> EventStream:
     """Stream a run that sees no earlier turns and stores none."""
     return await stream_run(asked, body)
@@ -306,12 +299,7 @@ async def join_run(asked: RunsInThread, run_id: RunId) -> dict[str, Any]:
     return await asked.values((await asked.run(run_id)).run_id)
 
 
-@router.get(
-    "/threads/{thread_id}/runs/{run_id}/stream",
-    summary="Stream a run of a thread",
-    response_class=Response,
-    responses={200: _STREAM},
-)
+@router.get("/threads/{thread_id}/runs/{run_id}/stream", summary="Stream a run of a thread", **_STREAMS)
 async def join_run_stream(
     asked: RunsInThread,
     run_id: RunId,
@@ -328,12 +316,7 @@ async def join_run_stream(
     return await _join(asked, await asked.run(run_id), stream_mode, last_event_id, cancels=cancel_on_disconnect)
 
 
-@router.get(
-    "/threads/{thread_id}/stream",
-    summary="Stream the newest run of a thread",
-    response_class=Response,
-    responses={200: _STREAM},
-)
+@router.get("/threads/{thread_id}/stream", summary="Stream the newest run of a thread", **_STREAMS)
 async def join_thread_stream(
     asked: RunsInThread, stream_mode: StreamModes = None, last_event_id: LastEventId = None
 ) -> EventStream:
@@ -350,12 +333,18 @@ async def cancel_thread_run(
         Literal["interrupt", "rollback"], Query(description="`rollback` takes messages back.")
     ] = "interrupt",
 ) -> None:
-    """Cancel a run and its children. With `rollback`, respond when its messages are taken back; the run stays."""
+    """Cancel a run and its children. With `rollback`, respond when its messages are taken back; the run stays.
+
+    A rollback changes no messages if a later run has answered the question again.
+    """
     run = await asked.run(run_id)
     await asked.cancel_unless_ended(run_id, wait=wait or action == "rollback")
     if action == "rollback" and run.status in (*ACTIVE, "cancelled") and run.session_id is not None:
-        question_id = (run.inputs[0].message_id if run.inputs else None) or run_id
-        await asked.app.memory.session(run.session_id, user_id=run.user_id).take_back_turn(question_id)
+        asked_ids = [one.message_id or run_id for one in run.inputs] or [run_id]
+        found = await newest_runs(await asked.app.runs.service(), run.session_id, user_id=run.user_id, limit=_MOST)
+        later = takewhile(lambda one: one.run_id != run_id, found)
+        if all(one.message_id not in asked_ids for other in later for one in other.inputs):
+            await asked.app.memory.session(run.session_id, user_id=run.user_id).take_back_turn(asked_ids[0])
 
 
 async def _join(
