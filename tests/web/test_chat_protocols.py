@@ -492,6 +492,16 @@ async def test_a_repeated_older_question_of_ag_ui_does_not_double_its_answer(tmp
     assert [one["type"] for one in parts[2:]] == ["MESSAGES_SNAPSHOT", "RUN_FINISHED"]
 
 
+SPEAKING = """
+from threadkeep.testing import ScriptedModel
+
+async def speak(state):
+    return {"messages": [await ScriptedModel([["Let me ", "see."]]).ainvoke(state["messages"])]}
+""" + ASKING.replace(
+    'add_edge(START, "ask")', 'add_node("speak", speak).add_edge(START, "speak").add_edge("speak", "ask")'
+)
+
+
 @asynccontextmanager
 async def asking_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Any, httpx2.AsyncClient]]:
     """Yield a function that sends a request of AG-UI to a workflow that asks a person, and a client."""
@@ -543,6 +553,23 @@ async def test_a_run_of_ag_ui_that_asks_a_person_is_interrupted_and_resumed(
         assert parts[-1]["outcome"] == {"type": "success"}
         assert [one["content"] for one in parts[-2]["messages"]] == ["Pay.", "You said yes."]
     assert [text for _, text, _ in said(stored)] == ["Pay.", "You said yes."]
+
+
+async def test_text_before_a_question_of_ag_ui_stays_in_the_last_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client drops messages that a snapshot lacks, and the person would not see what the question is about."""
+    (tmp_path / "speaking.py").write_text(SPEAKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with service(tmp_path, ScriptedModel([]), workflows="speaking=speaking:graph") as client:
+        body = run_input([{"id": "a", "role": "user", "content": "Go."}]) | {"forwardedProps": {"workflow": "speaking"}}
+        parts = await parts_of(client, "/api/v1/ag-ui", body)
+    streamed_id = next(one["messageId"] for one in parts if "messageId" in one)
+    assert parts[-1]["outcome"]["type"] == "interrupt"
+    assert [(one["id"], one["content"]) for one in parts[-2]["messages"]] == [
+        ("a", "Go."),
+        (streamed_id, "Let me see."),
+    ]
 
 
 async def test_a_question_of_ag_ui_that_is_no_text_is_shown_as_json(

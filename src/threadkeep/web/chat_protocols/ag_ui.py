@@ -75,7 +75,8 @@ class _Events(StreamParts):
     """An encoder of the events of a turn for AG-UI.
 
     It sends a snapshot of the newest 200 messages after the first event and, if the turn succeeds, before the last one.
-    A message with images or files keeps the content that the client sent.
+    A message with images or files keeps the content that the client sent. If the run asks a person, the last snapshot
+    also has the streamed messages that are not stored, so that the person sees what the question is about.
     """
 
     def __init__(self, app: App, body: RunAgentBody, user_id: str | None) -> None:
@@ -86,6 +87,7 @@ class _Events(StreamParts):
         sent = [one for one in body.messages if isinstance(one, dict) and isinstance(one.get("content"), list)]
         self._sent = {str(one.get("id")): one["content"] for one in sent}
         self._before: list[dict[str, Any]] = []
+        self._streamed: dict[str, str] = {}
 
     async def events(self, turn: ChatTurn) -> AsyncGenerator[ChatEvent | Run]:
         """Yield the events of the turn, and its run if it waits for a person or was cancelled."""
@@ -135,6 +137,7 @@ class _Events(StreamParts):
         yield json_event({"type": "TEXT_MESSAGE_START", "messageId": message_id, "role": "assistant"})
 
     def piece(self, text: str, message_id: str) -> bytes:
+        self._streamed[message_id] = self._streamed.get(message_id, "") + text
         return json_event({"type": "TEXT_MESSAGE_CONTENT", "messageId": message_id, "delta": text})
 
     def ended_message(self, message_id: str) -> Iterator[bytes]:
@@ -144,7 +147,11 @@ class _Events(StreamParts):
         return self._finished({"type": "success"})
 
     async def _finished(self, outcome: Mapping[str, object]) -> AsyncIterator[bytes]:
-        yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": self._snapshot(await self._session.tail(_MOST))})
+        shown = self._snapshot(await self._session.tail(_MOST))
+        if outcome["type"] == "interrupt":
+            unstored = self._streamed.keys() - {one["id"] for one in shown}
+            shown += [self._message(one, "assistant", self._streamed[one]) for one in self._streamed if one in unstored]
+        yield json_event({"type": "MESSAGES_SNAPSHOT", "messages": shown})
         yield json_event({"type": "RUN_FINISHED", **self._names, "outcome": outcome})
 
     def failed(self, problem: Problem) -> Iterator[bytes]:
