@@ -118,6 +118,9 @@ async def test_a_client_writes_only_with_the_switch_and_the_scope(memory: Memory
     said = {"session_id": "a", "messages": [{"role": "user", "content": "And a dog."}]}
     async with Client(memory_server(memory, lambda: McpCaller("ann", writes=True), writes=True)) as client:
         assert text_of(await client.call_tool("add_messages", said)) == "Stored as messages 3 to 3."
+        named = {**said, "messages": [{"role": "user", "content": "And a fish.", "id": "m1"}]}
+        for _ in range(2):  # a retry stores nothing twice
+            assert text_of(await client.call_tool("add_messages", named)) == "Stored as messages 4 to 4."
         refused = await client.call_tool("add_messages", {**said, "session_id": "b"})
         assert refused.is_error
         missing = await client.call_tool("get_context", {"session_id": "none"})
@@ -127,7 +130,7 @@ async def test_a_client_writes_only_with_the_switch_and_the_scope(memory: Memory
     async with Client(memory_server(memory, lambda: McpCaller("ann"), writes=True)) as client:
         result = await client.call_tool("delete_session", {"session_id": "a"})
         assert result.is_error
-    assert await memory.session("a").count() == 3
+    assert await memory.session("a").count() == 4
     assert await memory.session("b").count() == 1
 
 

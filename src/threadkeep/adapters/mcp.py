@@ -51,6 +51,7 @@ class NewMessage(BaseModel):
 
     role: Literal["user", "assistant"]
     content: str = Field(min_length=1, max_length=100_000)
+    id: Annotated[str | None, Field(max_length=256, description="Optional. A known id is not stored again.")] = None
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,11 @@ class _Tools(MemoryAdapter):
         return _quoted([quoted_text(f"{fact.scope.kind} {fact.scope.owner}", fact.text) for fact in found])
 
     async def add_messages(self, session_id: SessionId, messages: list[NewMessage]) -> str:
-        """Append messages to a session as one turn; a new id creates a session."""
+        """Append messages to a session as one turn; a new id creates a session. Give messages ids to retry safely."""
         self._check_writes()
         with _tool_errors():
-            receipt = await self._session(session_id).append([Message(one.role, one.content) for one in messages])
+            new = [Message(one.role, one.content, one.id) for one in messages]
+            receipt = await self._session(session_id).append(new)
         return f"Stored as messages {receipt.first_seq} to {receipt.last_seq}."
 
     async def delete_session(self, session_id: SessionId) -> str:
