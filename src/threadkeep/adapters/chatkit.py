@@ -109,8 +109,10 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         """
         user_id = self._user_id(context)
         if order == "asc":
-            infos = [info async for info in self.memory.sessions(user_id)][::-1]
-            return _page([_thread(info) for info in infos], after, limit)
+            infos = {info.session_id: info for info in [one async for one in self.memory.sessions(user_id)][::-1]}
+            ids, next_after = _page([*infos], after, limit)
+            threads = [_thread(infos[thread_id]) for thread_id in ids]
+            return Page(data=threads, has_more=next_after is not None, after=next_after)
         last = await self._info(self.session(after, context)) if after else None
         cursor = (last.updated_at, last.session_id) if last else None
         found, more = await self.memory.sessions_page(SessionQuery(user_id, limit=min(limit, _PAGE), cursor=cursor))
@@ -131,14 +133,16 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
     async def load_thread_items(
         self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
     ) -> Page[ThreadItem]:
-        """Return up to `limit` items of a thread. Each call reads all items."""
-        items = list((await self._items(thread_id, context)).values())
-        return _page(items[::-1] if order == "desc" else items, after, limit)
+        """Return up to `limit` items of a thread. Each call reads all messages of the thread."""
+        found = await self._messages(thread_id, context)
+        ids, next_after = _page([*found][::-1] if order == "desc" else [*found], after, limit)
+        items = [_item(found[item_id], thread_id) for item_id in ids]
+        return Page(data=items, has_more=next_after is not None, after=next_after)
 
     async def load_item(self, thread_id: str, item_id: str, context: TContext) -> ThreadItem:
         """Return an item of the thread."""
-        if item := (await self._items(thread_id, context)).get(item_id):
-            return item
+        if message := (await self._messages(thread_id, context)).get(item_id):
+            return _item(message, thread_id)
         raise NotFoundError(f"Item {item_id} not found in thread {thread_id}")
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
@@ -194,21 +198,17 @@ class ThreadkeepStore[TContext](MemoryAdapter, Store[TContext]):
         except SessionNotFound:
             raise NotFoundError(f"Thread {session.session_id} not found") from None
 
-    async def _items(self, thread_id: str, context: TContext) -> dict[str, ThreadItem]:
-        """Return the current items of a thread by id, oldest first."""
-        session, items = self.session(thread_id, context), dict[str, ThreadItem]()
+    async def _messages(self, thread_id: str, context: TContext) -> dict[str, Message]:
+        """Return the messages that contain the current items of a thread, by the items' ids, oldest first."""
+        session, found = self.session(thread_id, context), dict[str, Message]()
         await self._info(session)
         for message in await messages_after(session, 0):
             stored = stored_item(_NAME, message)
-            if not isinstance(stored, Mapping):
-                if (item := _plain_item(message, thread_id)) is not None:
-                    items[item.id] = item
-            elif isinstance(deleted := stored.get("deleted"), str):
-                items.pop(deleted, None)
-            elif "item" in stored:
-                item = _ITEM.validate_python(stored["item"])
-                items[item.id] = item
-        return items
+            if isinstance(stored, Mapping) and isinstance(deleted := stored.get("deleted"), str):
+                found.pop(deleted, None)
+            elif "item" in stored if isinstance(stored, Mapping) else message.role != "system":
+                found[str(_item_id(message))] = message
+        return found
 
     async def _change(self, session: Session, item_id: str, item: ThreadItem | None, *, restores: bool = False) -> None:
         """Store a new version of an item, or a note that it is deleted. Try again if the session changes in between.
@@ -282,15 +282,13 @@ async def _append(session: Session, *messages: Message) -> Receipt:
         raise NotFoundError(f"Thread {session.session_id} not found") from None
 
 
-def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
-    """Return the page of up to `limit` rows that follows the row with the id `after`, or the first page."""
-    ids = [row.id for row in rows]
+def _page(ids: list[str], after: str | None, limit: int) -> tuple[list[str], str | None]:
+    """Return up to `limit` ids that follow the id `after`, or the first ids; and the last of them if others follow."""
     if after and after not in ids:
         raise NotFoundError(f"{after} not found")
     start = ids.index(after) + 1 if after else 0
-    found = rows[start : start + limit]
-    more = start + limit < len(rows)
-    return Page(data=found, has_more=more, after=found[-1].id if more and found else None)
+    found = ids[start : start + limit]
+    return found, found[-1] if found and start + limit < len(ids) else None
 
 
 def _thread(info: SessionInfo) -> ThreadMetadata:
@@ -324,16 +322,17 @@ def user_text(item: UserMessageItem) -> str:
     return "\n".join(filter(None, (*(part.text for part in item.content), mark)))
 
 
-def _plain_item(message: Message, thread_id: str) -> ThreadItem | None:
-    """Return a ChatKit item made from a message of another channel or of a run; None for a note."""
+def _item(message: Message, thread_id: str) -> ThreadItem:
+    """Return the ChatKit item that a message contains, or an item made from a message of another channel or a run."""
+    stored = stored_item(_NAME, message)
+    if isinstance(stored, Mapping):
+        return _ITEM.validate_python(stored["item"])
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     place: Any = {"id": str(message.id), "thread_id": thread_id, "created_at": created_at}
     if message.role == "assistant":
         return AssistantMessageItem(content=[AssistantMessageContent(text=message.content)], **place)
-    if message.role == "user":
-        said = UserMessageTextContent(text=message.content)
-        return UserMessageItem(content=[said], inference_options=InferenceOptions(), **place)
-    return None
+    said = UserMessageTextContent(text=message.content)
+    return UserMessageItem(content=[said], inference_options=InferenceOptions(), **place)
 
 
 def _text(message: Message) -> tuple[Role, str] | None:
