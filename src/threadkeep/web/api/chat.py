@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
@@ -35,7 +35,10 @@ from threadkeep.workflows.built_in import CHAT
 
 router = APIRouter(prefix="/api/v1/chat", tags=["chat"], route_class=EncodedPathRoute)
 
-STREAM = streamed(EXAMPLE, "The events of the turn.")
+STREAM: dict[str, Any] = {
+    "response_class": Response,  # no media type here, because `responses` describes the stream
+    "responses": {200: streamed(EXAMPLE, "The events of the turn."), **TURN_FAILURES},
+}
 
 
 @router.post("", summary="Send a message", responses=TURN_FAILURES)
@@ -59,12 +62,7 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
     return ChatResponseBody.model_validate(answer)
 
 
-@router.post(
-    "/stream",
-    summary="Send a message and stream the answer",
-    response_class=Response,  # no media type here, because `responses` describes the stream
-    responses={200: STREAM, **TURN_FAILURES},
-)
+@router.post("/stream", summary="Send a message and stream the answer", **STREAM)
 async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer a message as server-sent events.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
@@ -238,7 +238,10 @@ async def forget_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: Us
 graphiti_router = APIRouter(prefix="/api/v1/knowledge", tags=["knowledge"])
 
 _READING = documented(422, 503)
-_GRAPHITI_WRITING = documented(400, 404, 409, 413, 422, 503)
+_ADMINISTERING: dict[str, Any] = {
+    "responses": documented(400, 404, 409, 413, 422, 503),
+    "openapi_extra": ADMINISTERS,
+}
 _ASKING = documented(400, 404, 409, 413, 422, 502, 503)
 
 
@@ -254,9 +257,7 @@ async def list_consents(app: AppInUse) -> ConsentList:
     return ConsentList(consents=await app.memory.graphiti.consents.decisions())
 
 
-@graphiti_router.put(
-    "/consent", summary="Grant or decline consent", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
-)
+@graphiti_router.put("/consent", summary="Grant or decline consent", **_ADMINISTERING)
 async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
     """Grant or decline sending data to the configured endpoint. Declining makes waiting messages `dead` (not sent)."""
     graphiti = app.memory.graphiti
@@ -265,7 +266,7 @@ async def decide_consent(decision: ConsentInput, app: AppInUse) -> Consent:
     return await graphiti.decline(by=decision.by)
 
 
-@graphiti_router.put("/trust", summary="Trust a workspace", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
+@graphiti_router.put("/trust", summary="Trust a workspace", **_ADMINISTERING)
 async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
     """Trust a workspace, or stop trusting it. With consent, a trusted workspace's messages may be sent to Graphiti."""
     consents = app.memory.graphiti.consents
@@ -280,7 +281,7 @@ async def check_server(how: CheckInput, app: AppInUse) -> CheckList:
     return CheckList(ok=all(one.ok for one in checks), checks=checks)
 
 
-@graphiti_router.post("/promote", summary="Promote a fact", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
+@graphiti_router.post("/promote", summary="Promote a fact", **_ADMINISTERING)
 async def promote_fact(promotion: PromotionInput, app: AppInUse) -> PromotedView:
     """Store a fact in Threadkeep's database, and queue it for Graphiti if a person has consented."""
     return PromotedView.of(await app.memory.graphiti.promote(promotion.record(), promotion.owner))
@@ -292,7 +293,7 @@ async def undo_promotion(what: UndoInput, app: AppInUse) -> Retracted:
     return await app.memory.graphiti.undo_promotion(what.fact_id)
 
 
-@graphiti_router.post("/backfill", summary="Send earlier turns", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS)
+@graphiti_router.post("/backfill", summary="Send earlier turns", **_ADMINISTERING)
 async def backfill_turns(what: BackfillInput, app: AppInUse) -> Backfilled:
     """Queue older, stored turns for Graphiti; new turns are sent first. Repeat the request until no turns remain."""
     graphiti = app.memory.graphiti
@@ -313,17 +314,13 @@ async def list_deliveries(
     return DeliveryList(deliveries=found, next_after=following)
 
 
-@graphiti_router.post(
-    "/deliveries/retry", summary="Send dead messages again", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
-)
+@graphiti_router.post("/deliveries/retry", summary="Send dead messages again", **_ADMINISTERING)
 async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     """Queue a dead message again. Without a `number`, queue all dead messages but dropped, purged and undone ones."""
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 
-@graphiti_router.post(
-    "/deliveries/drop", summary="Drop messages", responses=_GRAPHITI_WRITING, openapi_extra=ADMINISTERS
-)
+@graphiti_router.post("/deliveries/drop", summary="Drop messages", **_ADMINISTERING)
 async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     """Permanently drop queued or dead messages: the one with this `number`, all with this `status`, or all."""
     return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))

@@ -54,10 +54,9 @@ MAX_LIMIT = 200
 _MOST_CALLS = 2**31 - 1
 
 
-async def app_of(
-    request: Request,
-) -> App:  # async, because FastAPI would run a sync function in an OS thread, and requests could overtake each other
+async def app_of(request: Request) -> App:
     """Return the `App` that the service was created for."""
+    # Async, because FastAPI would run a sync function in an OS thread, and requests could overtake each other.
     return cast("App", request.app.state.app)
 
 

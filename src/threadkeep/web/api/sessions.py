@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
 from threadkeep.agent.rebuilding import recorded
@@ -188,12 +188,7 @@ async def regenerate(
     return await answer_of(await _begin_again(app, session_id, user_id, body, stream=False))
 
 
-@router.post(
-    "/{session_id}/regenerate/stream",
-    summary="Regenerate an answer and stream it",
-    response_class=Response,
-    responses={200: STREAM, **TURN_FAILURES},
-)
+@router.post("/{session_id}/regenerate/stream", summary="Regenerate an answer and stream it", **STREAM)
 async def stream_regenerated(
     session_id: SessionId, app: AppInUse, request: Request, body: RegenerateBody | None = None, user_id: UserId = None
 ) -> EventStream:

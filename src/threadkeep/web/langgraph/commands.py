@@ -21,7 +21,7 @@ from threadkeep.web.callers import READS, Caller, CallerInUse
 from threadkeep.web.langgraph.run_events import ProtocolEvent, seq_base
 from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
 from threadkeep.web.langgraph.states import history_of, question_of, questions, seq_of, state_of
-from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
+from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, error_event, thread_events_of
 from threadkeep.web.langgraph.threads import CreatedThread, ThreadId, known_thread
 from threadkeep.web.problems import documented, problem_of
 from threadkeep.web.streams import HEARTBEAT, EventStream, begin_with, encoded, json_event, streamed, with_keepalives
@@ -280,5 +280,4 @@ async def _encoded(event: ProtocolEvent | None) -> AsyncIterator[bytes]:
 
 
 def _failed(error: Exception) -> list[bytes]:
-    detail = problem_of(error).detail
-    return [json_event({"type": "error", "id": None, "error": "unknown_error", "message": detail}, "message")]
+    return [json_event(error_event(problem_of(error).detail), "message")]

@@ -97,6 +97,7 @@ class ThreadBody(BaseModel, json_schema_serialization_defaults_required=True):
     config: dict[str, Any] = {}
 
 
+_NOT_SUPPORTED: Any = Field(None, description="Not supported.")
 _Lifetime = Annotated[JsonValue, unsupported("the retention of the service deletes old messages", [None])]
 
 
@@ -107,10 +108,8 @@ class ThreadCreateBody(BaseModel, json_schema_extra=example(thread_id="session-1
     metadata: Metadata | None = Field(
         None, description="Stored at once if the request names a user (`user_id`), else kept 30 days for the first run."
     )
-    supersteps: Annotated[JsonValue, unsupported("add messages by POST /threads/{thread_id}/state")] = Field(
-        None, description="Not supported."
-    )
-    ttl: _Lifetime = Field(None, description="Not supported.")
+    supersteps: Annotated[JsonValue, unsupported("add messages by POST /threads/{thread_id}/state")] = _NOT_SUPPORTED
+    ttl: _Lifetime = _NOT_SUPPORTED
     if_exists: Literal["raise", "do_nothing"] | None = Field(
         None, description="If the thread exists, `raise` (default) returns 409, `do_nothing` returns the thread."
     )
@@ -120,7 +119,7 @@ class ThreadPatchBody(BaseModel, json_schema_extra=example(metadata={"title": "O
     """Changes to a thread."""
 
     metadata: Metadata | None = Field(None, description="Added to the session's metadata.")
-    ttl: _Lifetime = Field(None, description="Not supported.")
+    ttl: _Lifetime = _NOT_SUPPORTED
 
 
 class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
@@ -140,10 +139,8 @@ class ThreadSearchBody(BaseModel, json_schema_extra=example(limit=20)):
     select: Annotated[list[ThreadField], Field(max_length=20)] | None = Field(
         None, description="The fields to return. Messages are read only if `values` is one of them."
     )
-    values: Annotated[JsonValue, unsupported("search by `metadata`, or for words with /search")] = Field(
-        None, description="Not supported."
-    )
-    extract: Annotated[JsonValue, unsupported("name `values` in `select`")] = Field(None, description="Not supported.")
+    values: Annotated[JsonValue, unsupported("search by `metadata`, or for words with /search")] = _NOT_SUPPORTED
+    extract: Annotated[JsonValue, unsupported("name `values` in `select`")] = _NOT_SUPPORTED
 
 
 class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
@@ -152,9 +149,7 @@ class HistoryBody(BaseModel, json_schema_extra=example(limit=10)):
     limit: int = Field(10, ge=1, le=1000, description="The maximum number of checkpoints, newest first.")
     before: dict[str, JsonValue] | str | None = Field(None, description="Only checkpoints before this one.")
     checkpoint: dict[str, JsonValue] | None = Field(None, description="Only this checkpoint.")
-    metadata: Annotated[JsonValue, unsupported("filter the returned states")] = Field(
-        None, description="Not supported."
-    )
+    metadata: Annotated[JsonValue, unsupported("filter the returned states")] = _NOT_SUPPORTED
 
 
 class CheckpointQueryBody(BaseModel, json_schema_extra=example(checkpoint={"checkpoint_id": "2"})):
@@ -253,11 +248,11 @@ class RunCreateBody(
         None, description="What to do if the client disconnects; by default the run continues."
     )
     on_completion: JsonValue = Field(None, description="`keep` is not supported for a run without a thread.")
-    interrupt_before: Unsupported = Field(None, description="Not supported.")
-    interrupt_after: Unsupported = Field(None, description="Not supported.")
-    webhook: Unsupported = Field(None, description="Not supported.")
-    after_seconds: Unsupported = Field(None, description="Not supported.")
-    feedback_keys: Unsupported = Field(None, description="Not supported.")
+    interrupt_before: Unsupported = _NOT_SUPPORTED
+    interrupt_after: Unsupported = _NOT_SUPPORTED
+    webhook: Unsupported = _NOT_SUPPORTED
+    after_seconds: Unsupported = _NOT_SUPPORTED
+    feedback_keys: Unsupported = _NOT_SUPPORTED
 
     def modes(self) -> list[StreamMode]:
         """Return the stream modes as a list; the default is `values`."""

@@ -29,12 +29,12 @@ _MOST_ENDED = 64
 _REPLAY_SECONDS = 30.0
 _FIRST_POLL_SECONDS = 0.1
 _LONGEST_POLL_SECONDS = 2.0
-_FAILED: ProtocolEvent = {
-    "type": "error",
-    "id": None,
-    "error": "unknown_error",
-    "message": "Not all events of a run could be read; read the state of the thread, and try again.",
-}
+_UNREAD = "Not all events of a run could be read; read the state of the thread, and try again."
+
+
+def error_event(sentence: str) -> ProtocolEvent:
+    """Return the event that ends a stream with an error."""
+    return {"type": "error", "id": None, "error": "unknown_error", "message": sentence}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ThreadEvents:
                 read.readers.discard(choice.channels)
                 raise
             if read.failed:
-                yield _FAILED
+                yield error_event(_UNREAD)
                 return
             if read.paused:
                 paused[run.run_id] = position

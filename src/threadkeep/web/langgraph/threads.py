@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 from langchain_core.messages import AIMessage
@@ -55,6 +55,7 @@ type ThreadId = Annotated[str, Path(description="The thread, which is a session.
 
 _FAILURES = documented(404, 409, 422, 503)
 _WRITING = documented(400, 413)
+_READING: dict[str, Any] = {"responses": _WRITING, "openapi_extra": READS}
 
 router = APIRouter(prefix="/threads", tags=["langgraph"], route_class=EncodedPathRoute, responses=_FAILURES)
 
@@ -194,7 +195,7 @@ async def create_thread(
     return found
 
 
-@router.post("/search", summary="Find threads", responses=_WRITING, openapi_extra=READS)
+@router.post("/search", summary="Find threads", **_READING)
 async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
     """Return the threads that match, each with its first and its newest message.
 
@@ -281,9 +282,7 @@ async def get_state_at(
     return await state_of(await known_thread(app, thread_id, user_id), at=seq_of(checkpoint_id))
 
 
-@router.post(
-    "/{thread_id}/state/checkpoint", summary="See a thread at a checkpoint", responses=_WRITING, openapi_extra=READS
-)
+@router.post("/{thread_id}/state/checkpoint", summary="See a thread at a checkpoint", **_READING)
 async def get_state_at_checkpoint(
     thread_id: ThreadId, body: CheckpointQueryBody, app: AppInUse, user_id: UserId = None
 ) -> ThreadStateBody:
@@ -325,7 +324,7 @@ async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None
     return thread_body(await find_thread(app, branched.session_id, user_id=user_id))
 
 
-@router.post("/{thread_id}/history", summary="See the checkpoints of a thread", responses=_WRITING, openapi_extra=READS)
+@router.post("/{thread_id}/history", summary="See the checkpoints of a thread", **_READING)
 async def get_history(
     thread_id: ThreadId, app: AppInUse, body: HistoryBody | None = None, user_id: UserId = None
 ) -> list[ThreadStateBody]:
