@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from langchain.agents import create_agent
@@ -61,6 +62,9 @@ async def test_a_system_message_of_the_state_is_one_text_in_all_calls(memory: Me
     assert later.messages[0].entry.digest == earlier.messages[0].entry.digest is not None
     difference = Difference.between(earlier, later)
     assert (difference.stable, difference.shared, difference.gone) == (True, 2, {})
+    prefix = earlier.manifest.prefix
+    assert prefix is not None
+    assert [replace(difference, shared=prefix.messages - less).stable for less in (0, 1)] == [True, False]
 
 
 async def test_every_call_is_rebuilt(memory: Memory) -> None:

@@ -123,7 +123,10 @@ async def test_recall_finds_by_words_and_only_in_the_named_scopes(memory: Memory
 async def test_a_workspace_has_no_episodes_and_a_page_has_bounds(memory: Memory) -> None:
     with pytest.raises(InvalidInput, match="session or a user"):
         await memory.episodes.latest(Scope("workspace", "shop"))
-    with pytest.raises(InvalidInput, match="limit"):
-        await memory.episodes.latest(ADA, limit=0)
+    for limit in (0, 1_001):
+        with pytest.raises(InvalidInput, match="limit"):
+            await memory.episodes.latest(ADA, limit=limit)
+    for limit in (1, 1_000):
+        assert await memory.episodes.latest(ADA, limit=limit) == []
     with pytest.raises(InvalidInput, match="limit"):
         await memory.episodes.recall("the depot", [ADA], limit=cast("int", "5"))
