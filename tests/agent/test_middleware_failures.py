@@ -449,10 +449,11 @@ def remembered_runs() -> int:
     return sum(isinstance(one, RootRun) for one in gc.get_objects())
 
 
-@pytest.mark.parametrize("is_recorded", [False, True])
-async def test_an_ended_run_leaves_no_object(small_memory: Memory, is_recorded: bool) -> None:
-    agent: Any = make_agent(ScriptedModel(["one", "two"]), [] if is_recorded else [SessionMemory(small_memory)])
-    agent = recorded(agent, small_memory) if is_recorded else agent
+@pytest.mark.parametrize("kind", ["agent", "recorded", "silent"])
+async def test_an_ended_run_leaves_no_object(small_memory: Memory, kind: str) -> None:
+    middleware = SessionMemory(small_memory, scope="none" if kind == "silent" else "turn")
+    agent: Any = make_agent(ScriptedModel(["one", "two"]), [] if kind == "recorded" else [middleware])
+    agent = recorded(agent, small_memory) if kind == "recorded" else agent
     before = remembered_runs()
     assert [await ask(agent, "1?"), await ask(agent, "2?")] == ["one", "two"]
     with pytest.raises((TypeError, ValueError, NotImplementedError)):
