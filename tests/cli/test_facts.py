@@ -66,6 +66,9 @@ def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
     assert ([fact["key"] for fact in rest["facts"]], rest["next_cursor"]) == (["a"], None)
     assert f"--cursor '{page['next_cursor']}'" in cli("facts", "list", "--limit", "2").err
     assert "from message 7 of room:1, run run-1" in cli("facts", "show", "a", *ANN).out
+    assert "value of b" in cli("facts", "show", "b", "--workspace", "shop").out
+    forgotten = cli("facts", "forget", "b", "--workspace", "shop", "--yes", "--json").json
+    assert forgotten == {"forgotten": 1, "not_found": []}
 
 
 @pytest.mark.parametrize(
