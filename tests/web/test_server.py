@@ -122,8 +122,7 @@ async def test_a_shutdown_ends_requests_that_wait_for_other_processes(tmp_path: 
 async def test_a_shutdown_ends_requests_that_wait_for_the_database(tmp_path: Path) -> None:
     """A request that cannot store its run within the time of a shutdown gets a problem document."""
     database = tmp_path / "test.db"
-    # The request ends when its wait for the lock ends, which must be after the shutdown began.
-    settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", lock_timeout=3.0)
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", lock_timeout=HANG_SECONDS)
     async with opened_app(ScriptedModel([]), settings) as app, served(app) as (client, server):
         await app.runs.service()
         server.config.timeout_graceful_shutdown = 0
@@ -131,8 +130,11 @@ async def test_a_shutdown_ends_requests_that_wait_for_the_database(tmp_path: Pat
             other.execute("BEGIN IMMEDIATE")
             waiting = asyncio.create_task(client.post("/api/v1/workflows/chat/runs", json={"message": "hi"}))
             await until(lambda: bool(server.server_state.tasks))
+            running = {*server.server_state.tasks}
             server.handle_exit(signal.SIGTERM, None)
-            check_problem(await waiting, 503, "interrupted")
+            await until(lambda: any(task.cancelling() for task in running))
+        # The request ends when its wait for the lock ends, which must be after the shutdown began.
+        check_problem(await waiting, 503, "interrupted")
 
 
 async def test_a_shutdown_stores_partial_answers(tmp_path: Path) -> None:
