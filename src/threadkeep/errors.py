@@ -437,7 +437,7 @@ class StoreUnavailable(StoreError, ConnectionError):
     """The database is down, locked, full or read-only; do not assume that anything was stored.
 
     Messages with an id can safely be sent again, because stored ones are recognised. `interrupted` is True if the
-    connection broke, so that an immediate retry may succeed.
+    connection broke or a deadlock ended the call, so that an immediate retry may succeed.
     """
 
     def __init__(self, sentence: str, *, interrupted: bool = False) -> None:

@@ -20,11 +20,12 @@ import pytest
 from tests.cli.forked import ForkedCommand
 from tests.cli.running import CommandLine, Outcome
 from tests.cli.test_pending import spool_turn
-from tests.databases import execute
+from tests.databases import execute, query
 from threadkeep.agent.demo import DemoModel
 from threadkeep.cli import main
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import NewRun
+from threadkeep.runs.engine.lease import SCHEMA
 from threadkeep.testing import FakeGraphiti
 
 if TYPE_CHECKING:
@@ -249,6 +250,20 @@ def test_missing_rights_on_postgres_tables_are_found(cli: CommandLine, postgres_
     finding = _finding(cli("doctor", "--json"), "database")
     assert "permission denied for table chat_sessions" in finding["detail"]
     assert finding["cure"].startswith("After an upgrade, run `threadkeep migrate` as the role that owns the tables")
+
+
+def test_missing_rights_on_the_schema_of_the_engine_are_found(cli: CommandLine, postgres_url: str) -> None:
+    """The finding names the statement that grants them, before and after the schema exists."""
+    role, database = "pg_read_all_settings", str(query(postgres_url, "SELECT current_database()")[0][0])
+    execute(postgres_url, f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}")
+    cli.set(THREADKEEP_DATABASE_URL=f"{postgres_url}&options=-crole%3D{role}")
+    finding = _finding(cli("doctor", "--json"), "engine")
+    assert (finding["level"], f"GRANT CREATE ON DATABASE {database} TO {role}" in finding["cure"]) == ("warn", True)
+    execute(postgres_url, f"CREATE SCHEMA {SCHEMA}")
+    finding = _finding(cli("doctor", "--json"), "engine")
+    assert f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {role}" in finding["cure"]
+    execute(postgres_url, finding["cure"].partition(": ")[2])
+    assert "engine" not in [finding["check"] for finding in cli("doctor", "--json").json["findings"]]
 
 
 def test_a_role_that_only_reads_can_list_and_search(cli: CommandLine, postgres_url: str) -> None:

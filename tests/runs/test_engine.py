@@ -329,6 +329,21 @@ async def test_an_engine_leaves_no_threads(sqlite_url: str) -> None:
     assert {each for each in left if not each.startswith("asyncio_")} == set()
 
 
+async def test_a_role_that_may_not_create_schemas_uses_an_existing_one(postgres_url: str) -> None:
+    """An engine created the schema while its role had the right."""
+    role, database = "pg_read_all_settings", query(postgres_url, "SELECT current_database()")[0][0]
+    url = f"{postgres_url}&options=-crole%3D{role}"
+    with pytest.raises(StoreUnavailable, match="`threadkeep doctor` names the rights"):
+        await _open_and_close(engine_of(url, Runs()))
+    execute(postgres_url, f"GRANT CREATE ON DATABASE {database} TO {role}")
+    await _open_and_close(engine_of(url, Runs()))
+    execute(postgres_url, f"REVOKE CREATE ON DATABASE {database} FROM {role}")
+    runs = Runs()
+    async with engine_of(url, runs) as engine:
+        await engine.enqueue("run")
+        await runs.until(lambda: runs.ended["run"] == 1)
+
+
 async def test_nothing_is_printed(
     postgres_url: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,7 +25,7 @@ from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.store.address import parse_address
-from threadkeep.store.driver import DuplicateRow, StoreOptions
+from threadkeep.store.driver import DuplicateRow, RowLocked, Statement, StoreOptions
 from threadkeep.store.postgres import TRUSTED_SECONDS, PostgresDriver, open_dict_pool
 
 
@@ -321,6 +321,52 @@ async def test_a_second_database_is_not_created_before_the_first_in_the_search_p
     for schemas in ("public,chat", "chat", "chat,public"):
         async with open_memory(path + schemas, options=memory_options):
             pass
+
+
+async def test_a_deadlock_is_reported_and_a_single_write_is_repeated(driver: PostgresDriver, postgres_url: str) -> None:
+    """PostgreSQL ends the call of the driver, because the other transaction does not look for deadlocks."""
+    execute(postgres_url, "CREATE TABLE pair AS SELECT unnest(ARRAY['a', 'b']) AS name")
+    first, gate, second = (
+        "SELECT name FROM pair WHERE name = 'a' FOR UPDATE",
+        "SELECT pg_advisory_xact_lock(1)",
+        "SELECT name FROM pair WHERE name = 'b' FOR UPDATE",
+    )
+    patient = f"{postgres_url}&options=-cdeadlock_timeout%3D10min"
+
+    async def waiting(count: int) -> None:
+        while len(query(postgres_url, "SELECT 1 FROM pg_locks WHERE NOT granted")) < count:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+
+    async def write(other: psycopg.AsyncConnection) -> None:
+        async with driver.writing() as connection:
+            await connection.fetch(first, {})
+            locking.append(asyncio.create_task(other.execute(first.encode())))
+            await waiting(1)
+            await connection.fetch(second, {})
+
+    locking: list[asyncio.Task[object]] = []
+    async with await psycopg.AsyncConnection.connect(patient) as other:
+        await other.execute(second.encode())
+        with pytest.raises(RowLocked, match="because of a deadlock"):
+            await write(other)
+        await locking.pop()
+        await other.rollback()
+    async with (
+        await psycopg.AsyncConnection.connect(patient) as other,
+        await psycopg.AsyncConnection.connect(postgres_url) as gatekeeper,
+    ):
+        await other.execute(second.encode())
+        await gatekeeper.execute(gate.encode())
+        statements: list[Statement] = [(first, {}), (gate, {}), (second, {})]
+        writing = asyncio.create_task(driver.write(statements))
+        await waiting(1)
+        locking.append(asyncio.create_task(other.execute(first.encode())))
+        await waiting(2)
+        await gatekeeper.rollback()
+        await locking.pop()
+        await other.rollback()
+        rows = await writing
+    assert (rows[0], rows[2]) == ([("a",)], [("b",)])
 
 
 async def test_a_missing_schema_gets_the_cure(empty_postgres_url: str, memory_options: MemoryOptions) -> None:

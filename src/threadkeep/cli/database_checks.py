@@ -75,6 +75,11 @@ async def check_database(settings: Settings) -> list[Finding]:
             found += await _location(driver, settings, condition)
             found += await _writing(driver, address, condition)
             found += _rights(await missing_rights(driver), condition)
+            if grant := condition.engine.get("engine_grant"):
+                detail = (
+                    f"The role {condition.engine['role']} lacks rights on the engine's schema, so it executes no runs."
+                )
+                found.append(Finding("engine", "warn", detail, f"If this is not intended, as the owner: {grant}"))
             found += _partitions(await partition_state(driver), settings.partitions)
             found += _search(condition)
             if condition.schema == condition.newest:

@@ -329,19 +329,32 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
     async def _forget(self, connection: Connection, scope: Scope, keys: Collection[str]) -> dict[str, int]:
         """Delete all values of the given keys, even those stored under an older spelling of the key."""
         owner = {"scope": scope.kind, "owner": scope.owner}
-        spellings: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
-        for stored, holder in await connection.fetch(self._sql["keys_of"], owner):
-            spellings[canonical_key(stored)].add((stored, holder))
+        spellings = await self._lock_keys(connection, scope, {canonical_key(key) for key in keys})
         deleted = dict.fromkeys(keys, 0)
-        # All calls lock keys in the same order, each after its proposals, which prevents deadlocks.
-        for key in sorted(deleted, key=canonical_key):
-            for one, holder in (stored := sorted(spellings.pop(canonical_key(key), ()))):
-                await connection.execute(self._sql["forget_proposals"], {**owner, "key": one})
-                await self._lock(connection, Scope(scope.kind, holder), one, self._clock())
-            for one in dict.fromkeys(name for name, _ in stored):
+        for key in deleted:
+            for one in spellings.pop(canonical_key(key), ()):
                 await self._retract(connection, scope, key=one)
                 deleted[key] += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
         return deleted
+
+    async def _lock_keys(
+        self, connection: Connection, scope: Scope, keys: Collection[str] | None = None
+    ) -> dict[str, set[str]]:
+        """Delete the proposals of some or all keys, and lock the keys; return their stored spellings by canonical key.
+
+        All calls lock keys in the same order, each after its proposals, which prevents deadlocks.
+        """
+        spellings: defaultdict[str, set[str]] = defaultdict(set)
+        statements: list[Statement] = []
+        owner = {"scope": scope.kind, "owner": scope.owner}
+        rows = await connection.fetch(self._sql["keys_of"], owner)
+        for key, stored, holder in sorted((canonical_key(stored), stored, holder) for stored, holder in rows):
+            if keys is None or key in keys:
+                spellings[key].add(stored)
+                statements.append((self._sql["forget_proposals"], {**owner, "key": stored}))
+                statements += self._lock_statements(Scope(scope.kind, holder), stored, self._clock())
+        await connection.fetch_each(statements)
+        return spellings
 
     async def _retract(
         self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
@@ -393,10 +406,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
-            owner = {"scope": scope.kind, "owner": scope.owner}
-            await connection.execute(self._sql["forget_proposals"], {**owner, "key": None})
+            await self._lock_keys(connection, scope)
             await self._retract(connection, scope)
-            return await connection.execute(self._sql["forget_owner"], owner)
+            return await connection.execute(self._sql["forget_owner"], {"scope": scope.kind, "owner": scope.owner})
 
     async def restore(self, facts: Sequence[Fact]) -> int:
         """Store exported facts with their ids, times and counts, and return the number of new facts.
@@ -450,11 +462,13 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
         """Lock a key until the transaction ends, and return its valid fact."""
-        parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
-        if self.backend == "postgres":
-            await connection.fetch(self._sql["lock_key"], parameters)
-        held = await connection.fetch(self._sql["hold_valid"], {**parameters, "now": time_text(now)})
+        *_, held = await connection.fetch_each(self._lock_statements(scope, key, now))
         return fact_of(held[0]) if held else None
+
+    def _lock_statements(self, scope: Scope, key: str, now: datetime) -> list[Statement]:
+        parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
+        lock = [(self._sql["lock_key"], parameters)] if self.backend == "postgres" else []
+        return [*lock, (self._sql["hold_valid"], {**parameters, "now": time_text(now)})]
 
     async def _begin(
         self, connection: Connection, scope: Scope, fact: NewFact, before: Fact | None, now: datetime

@@ -11,6 +11,7 @@ from psycopg_pool import PoolClosed, PoolTimeout
 
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
 from threadkeep.store.driver import (
+    Deadlock,
     DuplicateRow,
     Parameters,
     RightsMissing,
@@ -117,14 +118,33 @@ class PostgresTransaction:
         return [*rows[: len(statements)], *rows[len(statements) + len(limits) : -1]]
 
 
-_CURES: Mapping[type[BaseException], str] = {
-    psycopg.errors.ReadOnlySqlTransaction: (
-        "PostgreSQL is read-only here; name the primary server in THREADKEEP_DATABASE_URL."
+_ERRORS: Mapping[type[BaseException], tuple[type[ThreadkeepError], str]] = {
+    psycopg.errors.UniqueViolation: (DuplicateRow, "A row with this key exists already."),
+    PoolTimeout: (
+        StoreUnavailable,
+        "PostgreSQL gave no connection in time: it is down, or THREADKEEP_POSTGRES_POOL_MAX_SIZE is too small.",
     ),
-    psycopg.errors.DiskFull: "PostgreSQL's disk is full; free some space on the server.",
+    PoolClosed: (StoreClosed, "The database was closed; use a memory inside its `async with` block."),
+    psycopg.errors.LockNotAvailable: (
+        RowLocked,
+        (
+            "Another transaction has held a lock that this call needs for longer than THREADKEEP_LOCK_TIMEOUT; "
+            "find it with `threadkeep doctor`, and end it."
+        ),
+    ),
+    psycopg.errors.DeadlockDetected: (
+        Deadlock,
+        "PostgreSQL ended this call because of a deadlock with another transaction; nothing was stored, so try again.",
+    ),
     psycopg.errors.QueryCanceled: (
-        "PostgreSQL interrupted this call: somebody cancelled it, or the statement_timeout of its user is too short."
+        StatementCancelled,
+        "PostgreSQL interrupted this call: somebody cancelled it, or the statement_timeout of its user is too short.",
     ),
+    psycopg.errors.ReadOnlySqlTransaction: (
+        StoreUnavailable,
+        "PostgreSQL is read-only here; name the primary server in THREADKEEP_DATABASE_URL.",
+    ),
+    psycopg.errors.DiskFull: (StoreUnavailable, "PostgreSQL's disk is full; free some space on the server."),
 }
 
 _INCOMPLETE = "restore a backup, or correct the database and the search_path of THREADKEEP_DATABASE_URL."
@@ -144,23 +164,9 @@ def translated() -> Iterator[None]:
     """Translate the errors of psycopg into Threadkeep's errors, each with advice."""
     try:
         yield
-    except psycopg.errors.UniqueViolation as error:
-        raise DuplicateRow("A row with this key exists already.") from error
-    except PoolTimeout as error:
-        raise StoreUnavailable(
-            "PostgreSQL gave no connection in time: it is down, or THREADKEEP_POSTGRES_POOL_MAX_SIZE is too small."
-        ) from error
-    except PoolClosed as error:
-        raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
-    except psycopg.errors.LockNotAvailable as error:
-        raise RowLocked(
-            "Another transaction has held a lock that this call needs for longer than THREADKEEP_LOCK_TIMEOUT; "
-            "find it with `threadkeep doctor`, and end it."
-        ) from error
-    except psycopg.errors.QueryCanceled as error:
-        raise StatementCancelled(_CURES[psycopg.errors.QueryCanceled]) from error
-    except tuple(_CURES) as error:
-        raise StoreUnavailable(_CURES[type(error)]) from error
+    except tuple(_ERRORS) as error:
+        kind, sentence = _ERRORS[type(error)]
+        raise kind(sentence) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         if (error.sqlstate or "").startswith("54"):
             # The call exceeds a limit of the server, so a retry would not help.

@@ -109,8 +109,8 @@ def translated() -> Iterator[None]:
         yield
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise StoreUnavailable(
-            f"The engine of runs cannot use its database ({type(error).__name__}); check that it answers, and that its "
-            "user may create a schema in it."
+            f"The engine of runs cannot use its database ({type(error).__name__}); check that it answers; "
+            "`threadkeep doctor` names the rights that its user lacks."
         ) from error
 
 
@@ -224,7 +224,9 @@ class Heartbeats:
         with self._pool.connect() as connection, connection.execution_options(isolation_level="READ COMMITTED").begin():
             lock = sqlalchemy.func.pg_advisory_xact_lock(_LOCK_NUMBER)
             connection.execute(sqlalchemy.select(lock))
-            connection.execute(sqlalchemy.schema.CreateSchema(SCHEMA, if_not_exists=True))
+            # PostgreSQL refuses even IF NOT EXISTS to a role without the right to create schemas.
+            if not sqlalchemy.inspect(connection).has_schema(SCHEMA):
+                connection.execute(sqlalchemy.schema.CreateSchema(SCHEMA))
             _TABLES.create_all(connection)
             connection.execute(_PROCESSES.insert().values(name=self._name, beats=0))
         self._shown_at = _now()
@@ -323,7 +325,7 @@ class Lease:
         Raises:
             StoreUnavailable: the database does not answer.
         """
-        with OnFailure(self._connections.close), translated():
+        with OnFailure(self._connections.close), OnFailure(self._pool.dispose), translated():
             await asyncio.to_thread(self._presence.enter)
             # On SQLite this also removes the files of dead processes.
             await asyncio.to_thread(self._presence.dead, set())

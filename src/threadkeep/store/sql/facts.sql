@@ -140,7 +140,7 @@ SELECT key, owner FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SE
 -- name: forget_proposals
 -- Execute this before the facts are deleted: accepting a proposal locks rows in the same order, so no deadlock occurs.
 DELETE FROM chat_fact_proposals
-WHERE scope = :scope AND (CAST(:key AS TEXT) IS NULL OR key = :key)
+WHERE scope = :scope AND key = :key
     AND owner IN (
 -- include: owners
     )

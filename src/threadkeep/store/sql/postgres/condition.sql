@@ -7,6 +7,20 @@ UNION ALL SELECT 'connections', count(*)::text FROM pg_stat_activity WHERE backe
 UNION ALL SELECT 'role', quote_ident(current_user)
 UNION ALL SELECT 'hidden_connections', count(*)::text FROM pg_stat_activity
 WHERE datname = current_database() AND query = '<insufficient privilege>'
+UNION ALL SELECT 'engine_grant', format('GRANT CREATE ON DATABASE %I TO %I', current_database(), current_user)
+WHERE to_regnamespace('threadkeep_engine') IS NULL AND NOT has_database_privilege(current_database(), 'CREATE')
+UNION ALL SELECT 'engine_grant', format(
+    'GRANT USAGE, CREATE ON SCHEMA threadkeep_engine TO %1$I; '
+    'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA threadkeep_engine TO %1$I', current_user
+)
+FROM pg_namespace n
+WHERE n.nspname = 'threadkeep_engine' AND (
+    NOT has_schema_privilege(n.oid, 'USAGE')
+    OR EXISTS (
+        SELECT 1 FROM pg_class c CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS r (name)
+        WHERE c.relnamespace = n.oid AND c.relkind IN ('r', 'p') AND NOT has_table_privilege(c.oid, r.name)
+    )
+)
 
 -- name: totals
 SELECT count(*), coalesce(sum(message_count), 0), coalesce(sum(last_seq - indexed_seq), 0) FROM chat_sessions
