@@ -18,7 +18,7 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.memory import open_memory
 from threadkeep.records import Message
 from threadkeep.store.address import parse_address
-from threadkeep.store.condition import can_write, lock_holders, read_condition
+from threadkeep.store.condition import lock_holders, read_condition
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import migrate
 from threadkeep.store.opening import open_database
@@ -40,7 +40,7 @@ async def test_the_condition_of_an_up_to_date_database(driver: Driver) -> None:
     assert (condition.sessions, condition.messages, condition.unindexed) == (0, 0, 0)
     names = {"sqlite": {"version", "journal_mode", "synchronous"}, "postgres": {"server_version", "fsync"}}
     assert names[driver.backend] <= set(condition.engine)
-    await can_write(driver)
+    await driver.write([])
 
 
 async def test_sessions_and_messages_are_counted(shared_url: str) -> None:
@@ -94,7 +94,7 @@ async def test_processes_that_use_the_file_are_named(tmp_path: Path) -> None:
     try:
         async with open_database(parse_address(f"sqlite:///{path}"), _IMPATIENT) as driver:
             with pytest.raises(StoreUnavailable, match="locked"):
-                await can_write(driver)
+                await driver.write([])
             holders = lock_holders(path)
     finally:
         for process in (writing, reading):

@@ -26,7 +26,6 @@ from threadkeep.store.condition import (
     Integrity,
     LockHolder,
     MissingRights,
-    can_write,
     check_integrity,
     lock_holders,
     missing_rights,
@@ -192,7 +191,7 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
         cure = "Make it writable for this user, or use a copy: `threadkeep backup FILE` makes one."
         return [Finding("writing", "fail", "The file, its folder or its mount is read-only.", cure)]
     try:
-        await can_write(driver)
+        await driver.write([])
     except StoreError as error:
         return [Finding("writing", "fail", *_explained(address, error)), *_holding(address, ())]
     return [
@@ -330,7 +329,7 @@ async def _check_integrity(
             open_database(address, _with_short_timeouts(settings.store_options())) as driver,
         ):
             if writing:
-                await can_write(driver)
+                await driver.write([])
             newest = known_migrations(driver.backend)[-1][0]
             integrity = await check_integrity(
                 driver, transcripts=transcripts and await schema_version(driver) == newest

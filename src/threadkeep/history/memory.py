@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import WeakSet, WeakValueDictionary
 
@@ -165,7 +166,8 @@ class Memory:
                     options = replace(options, folder=options.folder / folder_of(layout))
                 pending = self.pending.of_namespace(transcripts, options, namespace=layout.namespace)
                 await pending.start()
-                rows = ConversationRetention(transcripts, forget_runs=self.runs.records.forget_idle_runs)
+                forget = partial(self.runs.records.forget_runs, only_idle=True)
+                rows = ConversationRetention(transcripts, forget_runs=forget)
                 self._namespaces[key] = self._at(
                     Backend(
                         transcripts=transcripts,

@@ -375,8 +375,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """
         now = time_text(self._clock())
         async with self._driver.writing() as connection:
-            rows = await connection.fetch(self._sql["fact"], {"fact_id": fact_id})
-            if not rows:
+            if not (rows := await connection.fetch(self._sql["fact"], {"fact_id": fact_id})):
                 return False
             fact = fact_of(rows[0])
             await self._lock(connection, fact.scope, fact.key, self._clock())

@@ -105,16 +105,6 @@ async def check_unused(driver: Driver) -> None:
         raise StoreUnavailable(f"The database has other connections: {listed}; stop the processes that use it.")
 
 
-async def can_write(driver: Driver) -> None:
-    """Check that a database can be written, with a write transaction that changes nothing.
-
-    Raises:
-        StoreUnavailable: the database is locked, read-only or full.
-    """
-    async with driver.writing():
-        pass
-
-
 # Offset of the byte that a writer locks: in WAL mode in the -shm file (wal.c), else in the database file (os_unix.c).
 _WAL_WRITE = 120
 _RESERVED = 0x40000001

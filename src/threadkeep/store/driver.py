@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
@@ -75,13 +75,6 @@ class RightsMissing(StoreError):
 
 class RowLocked(StoreUnavailable):
     """Another transaction kept a row locked for too long; writes to other rows may succeed."""
-
-
-class Deadlock(RowLocked):
-    """PostgreSQL has ended a transaction because of a deadlock; the transaction can be repeated as a whole."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, interrupted=True)
 
 
 class StatementCancelled(StoreUnavailable):
@@ -225,13 +218,13 @@ class Driver(Protocol):
             return await connection.fetch(sql, parameters)
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one write transaction in one round trip; return the rows of each statement.
-
-        After a deadlock, the transaction is tried once more.
-        """
-        with suppress(Deadlock):
+        """Execute statements as one write transaction, again after a deadlock; return the rows of each statement."""
+        try:
             async with self.transaction() as transaction:
                 return await transaction.commit(statements)
+        except RowLocked as error:
+            if not error.interrupted:
+                raise
         async with self.transaction() as transaction:
             return await transaction.commit(statements)
 

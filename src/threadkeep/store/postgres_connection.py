@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
 from threadkeep.store.driver import (
-    Deadlock,
     DuplicateRow,
     Parameters,
     RightsMissing,
@@ -118,7 +118,7 @@ class PostgresTransaction:
         return [*rows[: len(statements)], *rows[len(statements) + len(limits) : -1]]
 
 
-_ERRORS: Mapping[type[BaseException], tuple[type[ThreadkeepError], str]] = {
+_ERRORS: Mapping[type[BaseException], tuple[Callable[[str], ThreadkeepError], str]] = {
     psycopg.errors.UniqueViolation: (DuplicateRow, "A row with this key exists already."),
     PoolTimeout: (
         StoreUnavailable,
@@ -133,7 +133,7 @@ _ERRORS: Mapping[type[BaseException], tuple[type[ThreadkeepError], str]] = {
         ),
     ),
     psycopg.errors.DeadlockDetected: (
-        Deadlock,
+        partial(RowLocked, interrupted=True),
         "PostgreSQL ended this call because of a deadlock with another transaction; nothing was stored, so try again.",
     ),
     psycopg.errors.QueryCanceled: (
@@ -191,9 +191,8 @@ def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
         return unstorable_text()
     name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
     cure = "look it up in the log of the server, and check the tables with `threadkeep doctor`."
-    for kind, cure_of_kind in _CURES_OF_TABLES.items():
-        if isinstance(error, kind):
-            # The messages of these errors name tables, schemas and columns, and quote no values.
-            name, cure = f"{name}: {error.diag.message_primary}", cure_of_kind
+    if cure_of_tables := _CURES_OF_TABLES.get(type(error)):
+        # The messages of these errors name tables, schemas and columns, and quote no values.
+        name, cure = f"{name}: {error.diag.message_primary}", cure_of_tables
     kind_of_error = RightsMissing if isinstance(error, psycopg.errors.InsufficientPrivilege) else StoreError
     return kind_of_error(f"PostgreSQL rejected this call ({name}); {cure}")

@@ -224,7 +224,6 @@ class Heartbeats:
         with self._pool.connect() as connection, connection.execution_options(isolation_level="READ COMMITTED").begin():
             lock = sqlalchemy.func.pg_advisory_xact_lock(_LOCK_NUMBER)
             connection.execute(sqlalchemy.select(lock))
-            # PostgreSQL refuses even IF NOT EXISTS to a role without the right to create schemas.
             if not sqlalchemy.inspect(connection).has_schema(SCHEMA):
                 connection.execute(sqlalchemy.schema.CreateSchema(SCHEMA))
             _TABLES.create_all(connection)

@@ -85,7 +85,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
 
     async def has(self, run_id: str, conversation: str) -> bool:
         """Return True if a run or one of its ancestors (parent runs) belongs to a conversation."""
-        return await self._is("inside", parent_run_id=run_id, place=conversation)
+        return bool(await self._driver.fetch(self._sql["inside"], {"parent_run_id": run_id, "place": conversation}))
 
     async def take(self, run_id: str, conversation: str) -> None:
         """Put a queued or running run at the end of a conversation's order, unless it has a position there."""
@@ -107,7 +107,7 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
 
     async def is_first(self, run_id: str, conversation: str) -> bool:
         """Return True if no earlier run is queued or running in a conversation."""
-        return not await self._is("before_in", run_id=run_id, place=conversation)
+        return not await self._driver.fetch(self._sql["before_in"], {"run_id": run_id, "place": conversation})
 
     async def waits_for_itself(self, run_id: str) -> bool:
         """Return True if a run waits for itself, directly or through other runs."""
@@ -132,9 +132,6 @@ class RunPositions(Tables, sql=("runs_order.sql",)):
         """Wait up to `seconds` until `notify_freed` is called in this process; other processes' calls do not count."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), seconds)
-
-    async def _is(self, statement: str, **parameters: object) -> bool:
-        return bool(await self._driver.fetch(self._sql[statement], parameters))
 
 
 INTERRUPTED = "interrupted_by_message"
@@ -487,7 +484,6 @@ def _conversations(new: NewRun) -> list[str]:
 
 
 async def _existing_run(connection: Connection, run_id: str) -> Run:
-    run = await fetch_run(connection, run_id)
-    if run is None:
+    if (run := await fetch_run(connection, run_id)) is None:
         raise RunNotFound(run_id)
     return run

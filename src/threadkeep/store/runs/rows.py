@@ -239,16 +239,13 @@ def lacks_text(given: RunInput) -> bool:
 def _whole_input(given: RunInput, texts: Mapping[str, str]) -> RunInput:
     if not lacks_text(given):
         return given
-    text = texts.get(given.message_id or "")
-    return replace(
-        given, values={name: value for name, value in {**given.values, "text": text}.items() if value is not None}
-    )
+    values = {**given.values, "text": texts.get(given.message_id or "")}
+    return replace(given, values={name: value for name, value in values.items() if value is not None})
 
 
 async def fetch_run(connection: Connection, run_id: str, *, damaged: bool = False) -> Run | None:
     """Return the run `run_id` or, if it was deleted, the data that is left of it; None if there is no data."""
-    found = await fetch_runs(connection, [run_id], damaged=damaged)
-    if found:
+    if found := await fetch_runs(connection, [run_id], damaged=damaged):
         return found[0]
     left = await connection.fetch(load_statements("runs.sql")["answered"], {"run_id": run_id})
     return _run_of_answered(left[0]) if left else None
@@ -260,9 +257,6 @@ def _run_of_answered(row: Row) -> Run:
     names = ("run_id", "session_id", "message_id", "workflow", "status", "user_id", "trigger")
     known = {**dict(zip(names, texts, strict=True)), "created_at": time_of(created_at), "ended_at": time_of(ended_at)}
     return Run(**{**_DEFAULTS, **known, "root_run_id": known["run_id"]})
-
-
-_RUNS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -324,27 +318,18 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
         """Return the ids and workflows of unfinished runs that wait because a worker lacks their workflow."""
         return [(row[0], row[1]) for row in await self._driver.fetch(self._sql["without_workflow"], {"limit": limit})]
 
-    async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete runs, their roots, and all descendants, except runs that belong to a session; return the number."""
-        async with self._driver.writing() as connection:
-            return await self._forget(connection, run_ids)
-
-    async def forget_idle_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete runs as `forget_runs` does, but only if no run of their trees is queued or running.
+    async def forget_runs(self, run_ids: Sequence[str], *, only_idle: bool = False) -> int:
+        """Delete runs, their roots, and all descendants, except runs that belong to a session; return the number.
 
         Raises:
-            RowLocked: a run is queued or running; nothing was deleted.
+            RowLocked: `only_idle` is true, and a run of their trees is queued or running; nothing was deleted.
         """
-        async with self._driver.writing() as connection:
-            for some in batched(run_ids, _RUNS_AT_ONCE):
-                if await connection.fetch(*for_values(self._sql["alone_at_work"], "run_id", some)):
-                    raise RowLocked("A run that must be deleted is queued or running; try again when it has ended.")
-            return await self._forget(connection, run_ids)
-
-    async def _forget(self, connection: Connection, run_ids: Sequence[str]) -> int:
         deleted = 0
-        for some in batched(run_ids, _RUNS_AT_ONCE):
-            deleted += await connection.execute(*for_values(self._sql["delete_alone"], "run_id", some))
+        async with self._driver.writing() as connection:
+            for some in batched(run_ids, _AT_ONCE):
+                if only_idle and await connection.fetch(*for_values(self._sql["alone_at_work"], "run_id", some)):
+                    raise RowLocked("A run that must be deleted is queued or running; try again when it has ended.")
+                deleted += await connection.execute(*for_values(self._sql["delete_alone"], "run_id", some))
         return deleted
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
@@ -372,10 +357,7 @@ def _statement_for(query: RunQuery) -> str:
         return "newest_of_parent"
     if query.set_aside:
         return "newest_set_aside"
-    if query.status in ("queued", "running", "waiting"):
-        return f"newest_{query.status}"
-    if query.session_id is not None:
-        return "newest_of_session"
-    if query.user_id is not None:
-        return "newest_of_user"
-    return "newest_without_answer" if query.status in ("failed", "cancelled", "interrupted") else "newest"
+    of = "_of_session" if query.session_id is not None else "_of_user" if query.user_id is not None else ""
+    if query.status in ("queued", "running"):
+        return "newest_open_of_session" if query.session_id is not None else f"newest_{query.status}"
+    return f"newest{of}" if query.status in (None, "done") else f"newest{of}_by_status"

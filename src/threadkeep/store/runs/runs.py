@@ -115,8 +115,7 @@ class Runs(ClockedTables, sql=("runs.sql", "{backend}/runs.sql")):
 
     async def take_lock(self) -> None:
         """Take and release the write lock, to check that the database can be written. Raises `StoreUnavailable`."""
-        async with self._driver.writing():
-            pass
+        await self._driver.write([])
 
     async def held_by(self, owner: str) -> dict[str, str | None]:
         """Return the ids of the runs that `owner` executes, each with the reason for stopping it, if any.

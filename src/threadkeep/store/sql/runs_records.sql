@@ -52,27 +52,40 @@ SELECT r.run_id FROM running r
 WHERE TRUE
 -- include: page
 
--- name: newest_waiting
--- The literal status lets both engines use the index of waiting runs: a session may have many runs, of which few wait.
-SELECT r.run_id FROM chat_runs r
-WHERE r.status = 'waiting'
--- include: page
-
 -- name: newest_queued
 SELECT r.run_id FROM chat_runs r
 WHERE r.status = 'queued'
 -- include: page
 
--- name: newest_without_answer
--- Literal statuses let both engines use the index of these runs, which are few: nearly all runs end with an answer.
+-- name: newest_open_of_session
+-- The queued and the running runs of a session have an index. The CTE keeps SQLite from reading all its runs.
+WITH opened AS MATERIALIZED (
+    SELECT run_id, created_at, workflow, status, session_id, user_id, set_aside, parent_run_id
+    FROM chat_runs WHERE session_id = :session_id AND status IN ('queued', 'running')
+)
+SELECT r.run_id FROM opened r
+WHERE TRUE
+-- include: page
+
+-- name: newest_by_status
+-- Both engines use a partial index only if a statement repeats its condition. Nearly all runs are done.
 SELECT r.run_id FROM chat_runs r
-WHERE r.status IN ('failed', 'cancelled', 'interrupted')
+WHERE r.status IN ('waiting', 'failed', 'cancelled', 'interrupted') AND r.status = :status
+-- include: page
+
+-- name: newest_of_session_by_status
+SELECT r.run_id FROM chat_runs r
+WHERE r.session_id = :session_id AND r.status IN ('waiting', 'failed', 'cancelled', 'interrupted') AND r.status = :status
+-- include: page
+
+-- name: newest_of_user_by_status
+SELECT r.run_id FROM chat_runs r
+WHERE r.user_id = :user_id AND r.status IN ('waiting', 'failed', 'cancelled', 'interrupted') AND r.status = :status
 -- include: page
 
 -- name: of_sessions
--- The newest turn of each session, one that is queued or running, and the newest 20 that wait. The expression on the
--- session keeps engines from reading all runs of a session to find the waiting ones, which have an index of their own.
--- The bounds of the arrival and the CASE make PostgreSQL use the index of arrivals even without statistics.
+-- The newest turn of each session, one that is queued or running, and the newest 20 that wait. The bounds of the arrival
+-- and the CASE make PostgreSQL use the index of arrivals even without statistics.
 WITH wanted (session_id) AS (
 VALUES (:session_id)
 )
@@ -93,9 +106,10 @@ SELECT (
 ) FROM wanted w
 UNION
 SELECT n.run_id FROM (
-    SELECT r.run_id, ROW_NUMBER() OVER (PARTITION BY r.session_id || '' ORDER BY r.arrival DESC) AS number
-    FROM chat_runs r
-    WHERE r.status = 'waiting' AND r.session_id || '' IN (SELECT w.session_id FROM wanted w) AND r.parent_run_id IS NULL
+    SELECT r.run_id, ROW_NUMBER() OVER (PARTITION BY r.session_id ORDER BY r.arrival DESC) AS number
+    FROM wanted w JOIN chat_runs r ON r.session_id = w.session_id
+    WHERE r.status IN ('waiting', 'failed', 'cancelled', 'interrupted') AND r.status = 'waiting'
+        AND r.parent_run_id IS NULL
         AND CASE WHEN CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id THEN TRUE ELSE FALSE END
 ) n
 WHERE n.number <= 20

@@ -85,7 +85,9 @@ async def show_session(
     if not info.namespace:
         service = await app.runs.service()
         found = await runs_of(service, session_id)
-        resets, _ = await service.list(RunQuery(session_id=session_id, workflow=RESET, limit=1))
+        # A reset matters only if it is newer than the last turn, so do not search all runs of a long session for one.
+        latest, _ = await service.list(RunQuery(session_id=session_id, limit=20))
+        resets = [run for run in latest if run.workflow == RESET][:1]
         newest = sorted((*found[:1], *resets), key=lambda run: run.created_at)[-1:]
         # Show the unfinished runs, oldest first; if all are finished, the last run (or reset) if it failed.
         runs = [run for run in reversed(found) if not run.over] or [run for run in newest if run.status == "failed"]
