@@ -20,7 +20,7 @@ from threadkeep.records.runs import RunQuery
 from threadkeep.store.driver import Backend, Driver, Parameters, Row
 from threadkeep.store.runs.rows import RunRecords
 from threadkeep.store.statements import for_psycopg, for_values, load_statements
-from threadkeep.store.transcripts import END
+from threadkeep.store.transcripts import END, SessionQuery, TableSessions
 
 LONG = 4_000
 LIMIT = 20
@@ -164,6 +164,27 @@ async def test_a_page_of_runs_is_read_by_the_index_of_its_filters(
             await connection.execute(_RUNS)
             await connection.execute("ANALYZE chat_runs")
         assert await most_rows_of(database_url, sql, parameters) <= 600
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["no statistics", "statistics"])
+async def test_a_page_of_sessions_with_a_tag_reads_only_sessions_with_tags(database_url: str, analyzed: bool) -> None:
+    """Of 5,000 sessions, 50 have tags, and none has the tag."""
+    async with migrated_driver(database_url) as driver:
+        recording = RecordingConnection(driver.backend)
+        await TableSessions(cast("Driver", recording)).sessions(SessionQuery(tag="lost"))
+        sql, parameters = recording.statement
+        if driver.backend == "sqlite":
+            plan = [str(row[3]) for row in await driver.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+            assert any("idx_chat_sessions_tagged" in step for step in plan), plan
+            return
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+            await connection.execute(
+                "INSERT INTO chat_sessions (session_id, tags, created_at, updated_at) SELECT 'room:' || n,"
+                " CAST(CASE WHEN n % 100 = 0 THEN '[\"vip\"]' ELSE '[]' END AS JSONB), now(), now()"
+                " FROM generate_series(1, 5000) AS n"
+            )
+            await connection.execute("ANALYZE chat_sessions" if analyzed else "SELECT 1")
+        assert await most_rows_of(database_url, sql, parameters) <= 50
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["no statistics", "statistics"])

@@ -240,6 +240,12 @@ LIMIT :limit
 WHERE
 -- include: session_page
 
+-- name: tagged_sessions
+-- The index of sessions with tags has the same condition, so others are not read.
+-- include: session_columns
+WHERE tags <> '[]' AND
+-- include: session_page
+
 -- name: sessions_of_user
 -- include: session_columns
 WHERE user_id = :user_id AND
