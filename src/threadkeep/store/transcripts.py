@@ -75,10 +75,9 @@ class TableSessions:
             # The statement searches for the JSON of this tag in the JSON of all tags.
             "tag": None if query.tag is None else json_text(query.tag),
         }
-        name = (
-            "sessions_of_user" if query.user_id is not None else "sessions" if query.tag is None else "tagged_sessions"
-        )
-        rows = await self._driver.fetch(load_statements("transcripts.sql")[name], parameters)
+        name = "sessions" if query.tag is None else "tagged_sessions"
+        sql = load_statements("transcripts.sql")[name if query.user_id is None else "sessions_of_user"]
+        rows = await self._driver.fetch(sql, parameters)
         return [session_of(row, damaged=True) for row in rows]
 
     async def are_all(self) -> bool:

@@ -303,8 +303,7 @@ class RunRecords(Tables, sql=("runs.sql", "runs_records.sql")):
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
         """Return up to `limit` runs of a run's tree, parents before children."""
         async with self._driver.reading() as connection:
-            roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
-            if not roots:
+            if not (roots := await connection.fetch(self._sql["root"], {"run_id": run_id})):
                 left = await fetch_run(connection, run_id)
                 return [] if left is None else [left]
         return await self._fetch("tree", {"root_run_id": roots[0][0], "limit": limit})
