@@ -92,6 +92,26 @@ async def running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[a
             await task
 
 
+class Tasks(set[asyncio.Task[Any]]):
+    """The background tasks of an owner that have not ended; asyncio itself keeps no strong references to tasks."""
+
+    def start[T](
+        self, work: Coroutine[Any, Any, T], name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        """Run `work` in a task, which stays in this set until it ends."""
+        task = asyncio.create_task(work, name=name, context=context)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    async def cancel(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - not all have to end in time
+        """Cancel the tasks, and wait up to `timeout` seconds until they have ended."""
+        for task in self:
+            task.cancel()
+        if self:
+            await asyncio.wait(self, timeout=timeout)
+
+
 _MOST_WAITING = 1_000
 
 

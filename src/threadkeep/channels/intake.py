@@ -10,7 +10,7 @@ from datetime import timedelta
 from weakref import WeakValueDictionary
 
 from threadkeep.agent.conversion import from_langchain
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, Tasks
 from threadkeep.channels.bots import Bot, Command, command_in, end_questions, notify_trouble, question_for
 from threadkeep.channels.contract import (
     AnswerFailed,
@@ -79,7 +79,7 @@ class Intake:
         self._wake = wake
         self._outbox = memory.channels.outbox
         self.streams = AnswerStreams(memory)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Tasks()
         self._taken_again: set[int] = set()
         # One lock per session, so that its messages become runs in the order of their arrival.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -156,10 +156,7 @@ class Intake:
 
     async def close(self) -> None:
         """Stop waiting for runs. Any process that polls the outbox (the table of answers) finds their answers later."""
-        for task in self._background:
-            task.cancel()
-        if self._background:
-            await asyncio.wait(self._background)
+        await self._background.cancel()
 
     async def _take(self, bot: Bot, update: Update, started: StartedRuns, again: bool) -> None:
         match update:
@@ -497,9 +494,7 @@ class Intake:
             with ErrorBoundary(self._notify_trouble):
                 await work
 
-        task = asyncio.create_task(guarded(), name="threadkeep-channel")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task = self._background.start(guarded(), "threadkeep-channel")
         if isinstance(work, Coroutine):
             # A task that is cancelled before its first step never awaits the work, so close it.
             task.add_done_callback(lambda _: work.close())

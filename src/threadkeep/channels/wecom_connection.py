@@ -19,7 +19,7 @@ from langchain_core.utils.uuid import uuid7
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, Tasks
 from threadkeep.channels.bots import Bot, Receiver, notify_trouble
 from threadkeep.channels.contract import (
     Address,
@@ -94,7 +94,7 @@ class AIBotConnection(Receiver, ChannelClient):
         self._subscribed = False
         self._acks: dict[str, asyncio.Future[Mapping[str, Json]]] = {}
         self._streams: dict[str, _Stream] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         # One lock per session keeps its messages in order, even if storing one of them is retried for a while.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -170,9 +170,7 @@ class AIBotConnection(Receiver, ChannelClient):
                 if text_in(object_in(body, "event"), "eventtype") == "disconnected_event":
                     self._pause = self.longest_pause_seconds  # another client has connected
                 elif text_in(frame, "cmd") in _CALLBACKS:
-                    task = asyncio.create_task(self._receive(intake, bot, req_id, body), name="threadkeep-connection")
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    _ = self._tasks.start(self._receive(intake, bot, req_id, body), "threadkeep-connection")
                 elif (waiting := self._acks.get(req_id)) is not None and not waiting.done():
                     waiting.set_result(frame)
         except ConnectionClosed:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import WeakSet, WeakValueDictionary
 
-from threadkeep.boundary import retrieve_exception
+from threadkeep.boundary import Tasks, retrieve_exception
 from threadkeep.context.manifest import ConversationLocation
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
 from threadkeep.graph_store.layout import GraphLayout
@@ -101,7 +101,7 @@ class Memory:
         with _identifying:  # the identity differs in a forked process
             self.identity = _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
         self.work_for_all: list[asyncio.Task[None]] = []
-        self._unfinished: set[asyncio.Task[Any]] = set()
+        self._unfinished = Tasks()
         self._running: set[asyncio.Future[None]] = set()
         self._speakers: WeakSet[LastWords] = WeakSet()
         self._null: Self | None = None
@@ -290,9 +290,7 @@ class Memory:
             running.set_result(None)
 
     def _begin[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._unfinished.add(task)
-        task.add_done_callback(self._unfinished.discard)
+        task = self._unfinished.start(work)
         task.add_done_callback(retrieve_exception)
         return task
 

@@ -22,7 +22,7 @@ from uuid import UUID, uuid5
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
-from threadkeep.boundary import ErrorBoundary, retrieve_exception
+from threadkeep.boundary import ErrorBoundary, Tasks, retrieve_exception
 from threadkeep.errors import (
     InvalidMessage,
     QuestionGone,
@@ -89,7 +89,7 @@ class PendingTurns:
         """True if the newest call could not reach the database, so the next calls wait only briefly."""
         self.own: list[PendingTurn] = []
         """The pending turns of this object, in order. Each namespace has its own object."""
-        self._unfinished: set[asyncio.Task[Any]] = set()
+        self._unfinished = Tasks()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
         self._files = PendingFiles(options.folder)
@@ -192,9 +192,7 @@ class PendingTurns:
 
     async def _uninterrupted[T](self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Await work that continues even if the caller is cancelled; `close` waits for it."""
-        task = asyncio.create_task(work, name=name)
-        self._unfinished.add(task)
-        task.add_done_callback(self._unfinished.discard)
+        task = self._unfinished.start(work, name)
         task.add_done_callback(retrieve_exception)
         return await asyncio.shield(task)
 

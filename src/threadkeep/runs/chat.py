@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from weakref import WeakValueDictionary
 
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, Tasks
 from threadkeep.errors import (
     Interrupted,
     InvalidInput,
@@ -104,7 +104,7 @@ class Chat:
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
         # Locks that keep the turns of a session in order. A lock lives as long as a turn holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._stopping = Tasks()
         self._closing = False
         # The last session of each user and workflow, for use while the database is unavailable.
         self._last_sessions: dict[str, str] = {}
@@ -160,9 +160,7 @@ class Chat:
         """Request that a turn stops, but do not wait for it. A partial answer is stored as interrupted."""
         turn.stopped = True
         if turn.cancel is not None:
-            task = asyncio.create_task(turn.cancel(), name="threadkeep-stop")
-            self._stopping.add(task)
-            task.add_done_callback(self._stopping.discard)
+            _ = self._stopping.start(turn.cancel(), "threadkeep-stop")
 
     async def reset(self, session_id: str) -> None:
         """Wait for the turns queued now, then hide all turns from later model calls. Raises the errors of `delete`."""

@@ -17,6 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.turn_options import kept_name
+from threadkeep.boundary import Tasks
 from threadkeep.errors import BudgetSpent, StoreError
 from threadkeep.records import Json
 from threadkeep.records.runs import NO_BUDGET, NO_USAGE, STATUS, Run, TokenUsage, TraceEvent
@@ -162,7 +163,7 @@ class Debounced(ABC):
     def __init__(self) -> None:
         self.working = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     @abstractmethod
     async def _store(self) -> None: ...
@@ -192,9 +193,7 @@ class Debounced(ABC):
         if self.working.locked():
             self.within(seconds)
             return
-        task = asyncio.create_task(self._store())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _ = self._tasks.start(self._store())
 
 
 class RunTracer(Debounced, Ledger):

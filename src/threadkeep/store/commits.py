@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
+from threadkeep.boundary import Tasks
 from threadkeep.errors import QuestionGone, StoreClosed, StoreError, StoreUnavailable, WrongUser
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import GraphTurns, marked_message_of, session_parameters
@@ -198,7 +199,7 @@ class GroupCommit:
         self._queue: list[PreparedTurn] = []
         self._task: asyncio.Task[None] | None = None
         self._locked: dict[str, list[PreparedTurn]] = {}
-        self._waiting: set[asyncio.Task[None]] = set()
+        self._waiting = Tasks()
         self._waiting_slots = asyncio.Semaphore(_WAITING_SESSIONS)
         self._closed = False
 
@@ -266,9 +267,7 @@ class GroupCommit:
     def _wait_for_lock(self, turns: list[PreparedTurn]) -> None:
         session_id = turns[0].turn.session_id
         self._locked[session_id] = turns
-        task = asyncio.create_task(self._write_locked(session_id), context=Context(), name="threadkeep-locked-session")
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
+        _ = self._waiting.start(self._write_locked(session_id), "threadkeep-locked-session", Context())
 
     async def _write_locked(self, session_id: str) -> None:
         """Wait up to the full timeout for a session's lock, then write its queued turns."""

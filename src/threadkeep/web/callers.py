@@ -28,6 +28,7 @@ from starlette.routing import BaseRoute, Match, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from threadkeep.boundary import Tasks
 from threadkeep.errors import StoreError
 from threadkeep.memory import Memory
 from threadkeep.records.sessions import is_user_id
@@ -229,7 +230,7 @@ class KeyRing:
         self._next_read = 0.0
         self._work: asyncio.Task[None] | None = None
         self._next_record: dict[str, float] = {}
-        self._recording: set[asyncio.Task[None]] = set()
+        self._recording = Tasks()
 
     async def refresh(self) -> bool:
         """Read the keys from the database, at most every five seconds. Return False if no read has succeeded yet."""
@@ -251,9 +252,7 @@ class KeyRing:
             return None
         if time.monotonic() >= self._next_record.get(key.key_id, 0.0):
             self._next_record[key.key_id] = time.monotonic() + _RECORD_SECONDS
-            task = asyncio.create_task(self._record_use(key.key_id, now))
-            self._recording.add(task)
-            task.add_done_callback(self._recording.discard)
+            _ = self._recording.start(self._record_use(key.key_id, now))
         return Caller(key.name, key.scope, key.user_id, limits, digest)
 
     async def check(self, caller: Caller) -> None:

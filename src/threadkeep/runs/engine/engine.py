@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import uuid4
 
+from threadkeep.boundary import Tasks
 from threadkeep.errors import StoreClosed
 
 type Execute = Callable[[str], Coroutine[object, object, None]]
@@ -199,7 +200,7 @@ class LocalEngine(Engine):
         self.name = uuid4().hex
         _names.add(self.name)
         self._slots = asyncio.Semaphore(options.concurrency)
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks = Tasks()
         self._closed = False
 
     async def ready(self) -> None:
@@ -228,19 +229,14 @@ class LocalEngine(Engine):
         """Wait up to `seconds` for the runs, then cancel the rest."""
         self._closed = True
         await self._stop_all("closing", after_seconds=seconds)
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+        await self._tasks.cancel(STOP_SECONDS)
         _names.discard(self.name)
 
     def _take(self, work: Coroutine[object, object, object]) -> None:
         if self._closed:
             work.close()
             raise StoreClosed(CLOSED)
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        _ = self._tasks.start(work)
 
     async def _queued(self, run_id: str) -> None:
         async with self._slots:
