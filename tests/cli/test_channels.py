@@ -98,6 +98,9 @@ def test_a_webhook_is_set_and_deleted(cli: CommandLine, telegram: FakeTelegram) 
     assert cli("channels", "webhook", "support", "--delete").exit_code == 0
     assert "--delete" not in cli("channels", "test", "support").err
     assert len(telegram.calls("deleteWebhook")) == 1
+    telegram.refuse(400, "Bad Request: bad webhook", method="setWebhook")
+    refused = cli("channels", "webhook", "support", f"{url}:1234")
+    assert (refused.exit_code, "port 443" in refused.err) == (1, True)
     assert cli("channels", "webhook", "support").exit_code == 2
     assert cli("channels", "webhook", "support", "http://bots.example.com/channels/support").exit_code == 2
 

@@ -263,13 +263,15 @@ async def _set_webhook(bot: AnyBot, url: str) -> None:
             )
         else:
             answer = await client.call("deleteWebhook")
-    if not answer.ok:
+    if answer.error:
         raise NotDone(_refusal(answer.error))
 
 
 def _refusal(error: str) -> str:
     if error == "Unauthorized":
         return "Telegram does not know the token; copy it from @BotFather into the channels file."
+    if error == "BadRequest":
+        return "Telegram cannot call the address; use https, port 443, 80, 88 or 8443, and a name in the public DNS."
     if error in ("Code40001", "Code40013"):
         return "WeCom does not know the corporation or its secret; copy both into the channels file."
     return f"The platform rejected the call or did not answer ({error}); check the network and the bot's field `api`."
