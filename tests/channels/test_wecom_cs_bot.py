@@ -396,6 +396,45 @@ async def test_a_retry_sends_the_missing_parts_of_a_reply(shared_url: str, tmp_p
         assert await desk.statuses() == ["delivered", "delivered"]
 
 
+async def test_a_retried_reply_is_marked_where_it_is_cut_again(
+    shared_url: str, tmp_path: Path, wecom: FakeWeCom
+) -> None:
+    """WeCom accepts four more parts after a retry, because the reply to the newest message was one of the five."""
+    answer = [f"{number} " + "a" * 1998 for number in range(12)]
+    wecom.limit(5)
+    wecom.write(item("Tell me all.", 1))
+    async with opened_wecom(
+        KIND, shared_url, tmp_path, wecom, ScriptedModel(["\n\n".join(answer), "ok", "ok"])
+    ) as desk:
+        await desk.say("")
+        await desk.answered(5)
+        for number, sent in ((2, 9), (3, 12)):
+            wecom.write(item("And the rest?", number))
+            await desk.say("")
+            await desk.answered(len(wecom.texts()) + 1)
+            [failed] = await desk.memory.channels.outbox.entries(status="failed")
+            assert await desk.memory.channels.outbox.retry(failed.number)
+            await desk.answered(sent + number - 1)
+    cut = [text for text in wecom.texts() if text.endswith("[…]")]
+    assert cut == [f"{answer[4]}\n\n[…]", f"{answer[8]}\n\n[…]"]
+    assert [text[:2].strip() for text in wecom.texts() if text != "ok"] == [str(number) for number in range(12)]
+
+
+async def test_a_part_that_is_sent_again_has_no_mark_of_a_cut(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom accepted all parts, and reported later that the fifth did not reach the customer. A retry sends it on."""
+    answer = [f"{number} " + "a" * 1998 for number in range(6)]
+    wecom.write(item("Tell me all.", 1))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["\n\n".join(answer)])) as desk:
+        await desk.say("")
+        await desk.answered(6)
+        wecom.write(send_failed(wecom.sent()[4]["msgid"], 4, 1))
+        await desk.say("")
+        await fetched(desk)
+        [failed] = await desk.memory.channels.outbox.entries(status="failed")
+        assert await desk.memory.channels.outbox.retry(failed.number)
+        assert (await desk.answered(8))[6:] == answer[4:]
+
+
 async def test_a_late_delivery_failure_is_recorded(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
     """A repeated event counts once, and an unknown id is ignored. A retry sends the answer with another id."""
     wecom.write(item("hi", 1))

@@ -282,12 +282,14 @@ class Part:
     """A part of an answer that fits into one message.
 
     `key` is the same for each attempt, so that platforms can drop duplicates. Parts are numbered from 0; only the first
-    is sent as a reply to the message. If `again` is True, the part may have been sent before.
+    is sent as a reply to the message. `first` is above 0 if a person retries an answer from this part on. If `again` is
+    True, the part may have been sent before.
     """
 
     text: str = field(repr=False)
     key: str
     number: int = 0
+    first: int = 0
     last: bool = True
     again: bool = False
 
@@ -355,7 +357,7 @@ class ChannelClient(Protocol):
 
 @dataclass(frozen=True)
 class Response:
-    """A platform's response to a call. If the call failed, `error` names the problem.
+    """A platform's response to a call. If the call failed, `error` names the problem; otherwise it is empty.
 
     `code` is the status of Telegram or the `errcode` of WeCom, and None if no readable response arrived. If `uncertain`
     is True, the call may have been executed. `retry_after` is the pause in seconds, from 1 to 86,400, that the platform
@@ -367,11 +369,6 @@ class Response:
     error: str = ""
     uncertain: bool = False
     retry_after: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        """True if the call succeeded."""
-        return not self.error
 
 
 async def request(

@@ -144,7 +144,8 @@ class Delivery:
         while index < len(parts):
             key, is_last = _key(message, index), index == len(parts) - 1
             again = message.uncertain and index == message.parts_sent
-            part = Part(parts[index], key, number=index, last=is_last, again=again)
+            first = message.parts_sent if message.tries == 1 else 0
+            part = Part(parts[index], key, number=index, first=first, last=is_last, again=again)
             outcome = await self._send_part(bot, message.address, part, claimed_at)
             claimed_at = asyncio.get_running_loop().time()
             match outcome:

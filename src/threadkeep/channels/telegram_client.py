@@ -86,7 +86,7 @@ class TelegramClient(ChannelClient):
         found: dict[str, Json] = {}
         for method in ("getMe", "getWebhookInfo"):
             answer = await self.call(method)
-            if not answer.ok:
+            if answer.error:
                 return answer.error
             fields = object_in(answer.fields, "result")
             found |= {key: text_in(fields, key) for key in ("username", "url", "last_error_message") if key in fields}
@@ -160,7 +160,7 @@ class TelegramPolling(Receiver):
         wanted = {"offset": offset, "timeout": _WAIT_SECONDS, "limit": 100, "allowed_updates": kinds}
         answer = await self._client.call("getUpdates", wanted, seconds=_WAIT_SECONDS + _MARGIN_SECONDS)
         # Something else than Telegram may have answered, without a list.
-        if not answer.ok or not isinstance(answer.fields.get("result"), list):
+        if answer.error or not isinstance(answer.fields.get("result"), list):
             return await self._refused(self._duty, answer)
         for update in map(object_in, list_in(answer.fields, "result")):
             await self._intake.take_fetched(self._bot, self._channel.read_update(update))
@@ -177,7 +177,7 @@ class TelegramPolling(Receiver):
 
 
 def _outcome(answer: Response, address: Address) -> Outcome:
-    if answer.ok:
+    if not answer.error:
         return Sent()
     if chat := id_in(object_in(answer.fields, "parameters"), "migrate_to_chat_id"):
         return Moved({**address, "chat_id": chat})

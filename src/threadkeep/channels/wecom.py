@@ -155,12 +155,8 @@ def read_xml(text: str | bytes) -> dict[str, str] | None:
 
 
 def _is_recent(timestamp: str, now: float) -> bool:
-    return (
-        timestamp.isascii()
-        and timestamp.isdigit()
-        and len(timestamp) < 12
-        and abs(now - int(timestamp)) <= MAX_AGE_SECONDS
-    )
+    is_number = timestamp.isascii() and timestamp.isdigit() and len(timestamp) < 12
+    return is_number and abs(now - int(timestamp)) <= MAX_AGE_SECONDS
 
 
 MAX_MESSAGE_BYTES = 2048

@@ -103,8 +103,8 @@ class WeComApi:
             query = {"corpid": self._corp_id, "corpsecret": self._secret}
             answer = await ask(self._http, "GET", f"{self._root}/gettoken", query=query)
             token = text_in(answer.fields, "access_token")
-            if not answer.ok or not token:
-                answer = answer if not answer.ok else Response(error="UnreadableAnswer")
+            if answer.error or not token:
+                answer = answer if answer.error else Response(error="UnreadableAnswer")
                 self._failed = time.monotonic(), answer
                 return answer
             seconds = max((number_in(answer.fields, "expires_in") or 0) - _TOKEN_MARGIN_SECONDS, 60)
@@ -138,7 +138,7 @@ def answer_in(fields: Mapping[str, Json], *, if_unreadable: str) -> Response:
 
 def outcome_of(answer: Response) -> Outcome:
     """Return a sent message's outcome, from WeCom's response. Failures that an operator can correct are retried."""
-    if answer.ok:
+    if not answer.error:
         refused = next((error for name, error in _RECIPIENTS.items() if text_in(answer.fields, name)), None)
         return Sent() if refused is None else Refused(refused)
     if answer.code is not None and (refusal := _REFUSED.get(answer.code)):
@@ -187,7 +187,9 @@ class WeComServiceClient(WeComClient):
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a part with its id, which WeCom accepts only once. Add `CUT` if WeCom accepts no further part."""
-        is_cut = part.number % _MOST_PARTS == _MOST_PARTS - 1 and not part.last
+        # When a person retries an answer, the answer to the customer's newest message has taken one of the messages.
+        most = _MOST_PARTS - 1 if part.first else _MOST_PARTS
+        is_cut = (part.number - part.first) % most == most - 1 and not part.last
         message: dict[str, Json] = {
             "touser": text_in(address, "touser"),
             "open_kfid": text_in(address, "open_kfid"),
@@ -197,7 +199,7 @@ class WeComServiceClient(WeComClient):
         }
         answer = await self.api.call("kf/send_msg", message)
         # WeCom documents that a repeated id is an error, but not its code. The error means that the part has arrived.
-        is_repeated = part.again and not answer.ok and "msgid" in text_in(answer.fields, "errmsg").lower()
+        is_repeated = part.again and answer.error and "msgid" in text_in(answer.fields, "errmsg").lower()
         return Sent() if is_repeated else outcome_of(answer)
 
     async def page(self, desk: str, *, cursor: str | None, token: str | None) -> Response:
@@ -230,4 +232,4 @@ class WeComAIBotClient(ChannelClient):
         answer = await ask(self._http, "POST", url, values={"msgtype": "markdown", "markdown": {"content": text}})
         if answer.code in (None, -1, 45009):
             return Later(answer.error, answer.retry_after, uncertain=answer.uncertain)
-        return Sent(is_all=True) if answer.ok else Refused(answer.error)
+        return Refused(answer.error) if answer.error else Sent(is_all=True)

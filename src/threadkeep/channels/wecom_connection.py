@@ -109,8 +109,8 @@ class AIBotConnection(Receiver, ChannelClient):
         if stream is not None:
             async with stream.lock:
                 answer = await self._ask("aibot_respond_msg", stream.body(part.text, finished=True), stream.req_id)
-            if answer.ok or answer.uncertain:
-                return Sent() if answer.ok else Later(answer.error, uncertain=True)
+            if answer.uncertain or not answer.error:
+                return Later(answer.error, uncertain=True) if answer.error else Sent()
         message: dict[str, Json] = {"chatid": text_in(address, "chat"), "msgtype": "markdown"}
         answer = await self._ask("aibot_send_msg", {**message, "markdown": {"content": part.text}})
         return outcome_of(answer)
@@ -140,10 +140,10 @@ class AIBotConnection(Receiver, ChannelClient):
                 answer = await self._ask(
                     "aibot_subscribe", {"bot_id": self._channel.options.bot_id, "secret": self._secret}
                 )
-                if answer.ok:
+                if not answer.error:
                     self._subscribed, self._pause = True, self.first_pause_seconds
                 seconds = _PING_SECONDS
-                while answer.ok and not reading.done():
+                while not answer.error and not reading.done():
                     await asyncio.wait([reading], timeout=seconds)
                     # Stay connected if the database does not answer, because WeCom does not send messages again. When
                     # it answers, claim the connection before another process does: that process would take newer

@@ -201,8 +201,7 @@ class DeskFetching(Receiver):
 
     async def _sleep(self, seconds: float) -> None:
         if self._is_demanded:  # a new notice does not end the pause
-            await asyncio.sleep(seconds)
-            return
+            return await super()._sleep(seconds)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._noticed.wait(), seconds)
         self._noticed.clear()
@@ -232,7 +231,7 @@ class DeskFetching(Receiver):
         began = await self._state.value(scope, beginning)
         while True:
             answer = await self._client.page(desk, cursor=cursor, token=token)
-            if not answer.ok:
+            if answer.error:
                 return await self._refused(duty, answer)
             page = self._channel.read_page(dict(answer.fields))
             fresh = page.updates if began is None else _with_old_unanswered(page.updates, time_of(began))
