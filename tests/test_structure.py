@@ -30,11 +30,11 @@ from threadkeep.testing import ScriptedModel
 SOURCE = Path(threadkeep.__file__).parent
 MOST_FILES = 342
 MOST_LINES = 82_964
-MOST_BROAD_EXCEPTS = 10
-MOST_BOUNDARIES = 47
+MOST_BROAD_EXCEPTS = 9
+MOST_BOUNDARIES = 46
 MOST_LATE_IMPORTS = 15
 CHAT_FILES, CHAT_FUNCTIONS = 65, 312
-AGENT_FILES, AGENT_FUNCTIONS = 44, 237
+AGENT_FILES, AGENT_FUNCTIONS = 44, 236
 
 
 # In one process, so that the modules are parsed once.

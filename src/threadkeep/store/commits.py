@@ -96,7 +96,7 @@ class TurnWriter:
     async def _question(self, connection: Connection, turn: Turn) -> Message:
         # Lock the session first: a concurrent deletion must end before this turn is stored, or begin after it.
         await connection.execute(self._sql["lock_session"], {"session_id": turn.session_id})
-        rows = await connection.fetch(self._sql["message_with_id"], self._key(turn, turn.answers))
+        rows = await connection.fetch(self._sql["message_with_id"], {"session_id": turn.session_id, "id": turn.answers})
         if not rows:
             raise QuestionGone(turn.session_id)
         return marked_message_of(rows[0])
@@ -110,8 +110,8 @@ class TurnWriter:
         found: _Sorted,
     ) -> None:
         """Record in `found` whether a message of the turn is new, stored already, or a duplicate answer."""
-        message_id = str(message.id)
-        if rows := await connection.fetch(self._sql["seq_of"], self._key(prepared.turn, message_id)):
+        session_id, message_id = prepared.turn.session_id, str(message.id)
+        if rows := await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id}):
             [(seq, is_deleted), *_] = rows
             found.there[message_id] = seq
             if is_deleted:
@@ -132,8 +132,8 @@ class TurnWriter:
                 mark = {"superseded_at": prepared.now, "superseded_by": winner.id}
             replaced = [] if winner.told else [*replaced, winner.id]
         for loser in replaced:
-            by = {"now": prepared.now, "superseded_by": message_id}
-            rows = await connection.fetch(self._sql["supersede"], {**self._key(prepared.turn, loser), **by})
+            by = {"id": loser, "now": prepared.now, "superseded_by": message_id}
+            rows = await connection.fetch(self._sql["supersede"], {"session_id": session_id, **by})
             found.losers += [seq for (seq,) in rows]
         found.messages.append(message)
         found.fresh.append({**columns, **mark})
@@ -160,10 +160,6 @@ class TurnWriter:
         if self._graph_turns and (noted := self._graph_turns.row(turn, found.messages, now=prepared.now)):
             await connection.execute(self._sql["add_graph_turn"], {**noted, "first_seq": first, "last_seq": last_seq})
         return _with_duplicates(prepared.receipt(first, len(fresh)), found)
-
-    @staticmethod
-    def _key(turn: Turn, message_id: str | None) -> dict[str, object]:
-        return {"session_id": turn.session_id, "id": message_id}
 
 
 def _with_duplicates(receipt: Receipt, found: _Sorted) -> Receipt:
@@ -230,17 +226,22 @@ class GroupCommit:
                 free: list[PreparedTurn] = []
                 for prepared in group:
                     self._locked.get(prepared.turn.session_id, free).append(prepared)
-                try:
-                    if free:
-                        await self._write_group(free)
-                except RowLocked as error:
-                    await self._write_separately(free, error)
-                except StoreUnavailable as error:
-                    _fail(free, error)
-                except Exception as error:  # noqa: BLE001 - the writer must survive any failure; callers get the error
-                    await self._write_alone(free, error)
+                if free and (locked := await self._write_free(free)) is not None:
+                    await self._write_separately(free, locked)
         finally:
             self._task = None
+
+    async def _write_free(self, turns: list[PreparedTurn]) -> RowLocked | None:
+        """Write turns. If a session is locked, write nothing and return the error; callers get all other errors."""
+        try:
+            await self._write_group(turns)
+        except RowLocked as error:
+            return error
+        except StoreUnavailable as error:
+            _fail(turns, error)
+        except Exception as error:  # noqa: BLE001 - the writer must survive any failure; callers get the error
+            await self._write_alone(turns, error)
+        return None
 
     async def _write_separately(self, group: list[PreparedTurn], error: RowLocked) -> None:
         """Write the turns of each session separately, so that a locked row delays only the turns of its session."""
@@ -252,15 +253,8 @@ class GroupCommit:
         for turns in of_session.values():
             if len(locked) >= _MOST_LOCKED:
                 _fail(turns, error)
-                continue
-            try:
-                await self._write_group(turns)
-            except RowLocked:
+            elif await self._write_free(turns) is not None:
                 locked.append(turns)
-            except StoreUnavailable as its_own:
-                _fail(turns, its_own)
-            except Exception as its_own:  # noqa: BLE001 - see above
-                await self._write_alone(turns, its_own)
         for turns in locked:
             self._wait_for_lock(turns)
 

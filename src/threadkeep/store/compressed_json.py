@@ -26,6 +26,7 @@ from threadkeep.records import Json
 _NEWEST: Final = 40_001
 _DICTIONARIES = Path(__file__).with_name("dictionaries")
 LEVEL: Final = 9
+_SHORT_BYTES: Final = 2_048
 _compressing = threading.Lock()
 _PLAIN_JSON = frozenset(b'{ [ " - 0 1 2 3 4 5 6 7 8 9 t f n'.split())
 
@@ -34,7 +35,7 @@ def compress(text: str) -> bytes:
     """Return a JSON text as a zstd frame, or in UTF-8 if that is shorter."""
     plain = text.encode()
     with _compressing:
-        return min(_compressor().compress(plain), plain, key=len)
+        return min(_compressor(is_short=len(plain) <= _SHORT_BYTES).compress(plain), plain, key=len)
 
 
 def decompress(stored: bytes) -> str:
@@ -83,24 +84,29 @@ def json_of(stored: str | bytes | None, shape: type = object) -> Any:
 
 
 @cache
-def _compressor() -> zstandard.ZstdCompressor:
+def _compressor(*, is_short: bool) -> zstandard.ZstdCompressor:
     # Cached, because creating a compressor takes longer than compressing. Never use it in two threads at once.
-    return zstandard.ZstdCompressor(dict_data=_dictionary(_NEWEST), write_checksum=True)
+    dictionary = zstandard.ZstdCompressionDict(_dictionary(_NEWEST).as_bytes())
+    if is_short:
+        # Small tables fit into the processor's caches: a call takes half the time, and the result is about as long.
+        logs = {"window_log": 14, "chain_log": 10, "hash_log": 10, "search_log": 4}
+        method = {"min_match": 5, "target_length": 16, "strategy": zstandard.STRATEGY_LAZY2}
+        dictionary.precompute_compress(compression_params=zstandard.ZstdCompressionParameters(**logs, **method))
+    else:
+        dictionary.precompute_compress(level=LEVEL)
+    return zstandard.ZstdCompressor(dict_data=dictionary, write_checksum=True)
 
 
 @cache
 def _dictionary(number: int) -> zstandard.ZstdCompressionDict:
     try:
-        content = (_DICTIONARIES / f"{number}.zdict").read_bytes()
+        return zstandard.ZstdCompressionDict((_DICTIONARIES / f"{number}.zdict").read_bytes())
     except FileNotFoundError:
         raise RecordTooNew(
             f"A newer Threadkeep wrote a record with the zstd dictionary {number}, which this version does not have: "
             "upgrade Threadkeep on this machine, and start its processes again. If this is the newest version, the "
             "record is damaged; restore a backup of the database."
         ) from None
-    dictionary = zstandard.ZstdCompressionDict(content)
-    dictionary.precompute_compress(level=LEVEL)
-    return dictionary
 
 
 # In the format before migration 25, the ids and hashes of the text come first, as bytes. The rest of the text follows,
