@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain.agents import create_agent
@@ -517,6 +517,23 @@ async def test_a_directive_does_not_wait_for_the_model_of_another_session(
     assert [one.value for one in await proposals(memory, "accepted")] == ["Keep diffs small."]
     learner.answers.set()
     await memory.learning.idle()
+
+
+async def test_a_model_that_raises_a_cancellation_does_not_stop_the_queue(memory: Memory) -> None:
+    class Cancelling:
+        kind: LearnerKind = "model"
+        name = "cancelling"
+        asked: ClassVar[list[str]] = []
+
+        async def learn(self, record: Record) -> Sequence[Proposed]:
+            self.asked.append(record.learnable[1].content)
+            raise asyncio.CancelledError
+
+    for room in ("room:1", "room:2"):
+        await memory.session(room, user_id="ada").append([Message(role="user", content=f"Hello {room}")])
+        memory.learning.enqueue(LearningRequest(room, Cancelling(), {"user": ADA}))
+    await memory.learning.idle()
+    assert Cancelling.asked == ["Hello room:1", "Hello room:2"]
 
 
 async def test_each_message_is_learned_in_the_workspace_of_its_turn(memory: Memory) -> None:
