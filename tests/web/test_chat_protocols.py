@@ -26,10 +26,15 @@ async def service(folder: Path, model: ScriptedModel, **settings: object) -> Asy
         yield client
 
 
+def openai_options(client: httpx2.AsyncClient) -> dict[str, Any]:
+    """Return the options of OpenAI's client. By default, it waits for a connection for only five seconds."""
+    return {"base_url": f"{client.base_url}/v1", "api_key": "none", "timeout": HANG_SECONDS}
+
+
 @asynccontextmanager
 async def openai_client(client: httpx2.AsyncClient, *, max_retries: int = 0) -> AsyncIterator[openai.AsyncOpenAI]:
     """Return OpenAI's own client with the address of the service."""
-    async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=max_retries) as found:
+    async with openai.AsyncOpenAI(**openai_options(client), max_retries=max_retries) as found:
         yield found
 
 
@@ -247,8 +252,7 @@ async def test_openais_client_asks_once_with_an_idempotency_key(
     model = ScriptedModel(["one", "two", "three"])
     lossy = httpx2.AsyncClient(transport=LosesFirstAnswer())
     async with service(tmp_path, model, database_url=shared_url) as client, asyncio.timeout(HANG_SECONDS):
-        address = f"{client.base_url}/v1"
-        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=1, http_client=lossy) as given:
+        async with openai.AsyncOpenAI(**openai_options(client), max_retries=1, http_client=lossy) as given:
             texts, sessions = [], []
             for key in ("first", "first", "second"):
                 headers = {"Idempotency-Key": key, **({"X-Session-Id": "room"} if "session" in named else {})}
