@@ -226,6 +226,7 @@ async def test_a_proxy_can_refuse_one_message(status: int, kind: str) -> None:
         assert await sending == 1
         assert [one.name for one in await client.episodes("group", 5)] == ["other"]
         await client.close()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("threadkeep-")]
 
 
 async def test_status_400_for_one_request_blocks_no_others(opening: Opening, clock: SettableClock) -> None:
