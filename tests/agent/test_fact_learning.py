@@ -103,9 +103,9 @@ async def test_a_proposal_with_enough_confidence_is_accepted(memory: Memory, eve
     entries = [found(1, "home_city", "Lisbon", sure=0.9), found(1, "pet", "a dog", sure=0.5)]
     for limit in (0, 1):
         FactLearning(memory, model=ScriptedModel([]), accept_from=limit)
-    for limit in (-0.1, 1.1):
+    for beyond in (-0.1, 1.1):
         with pytest.raises(InvalidInput, match="accept_from"):
-            FactLearning(memory, model=ScriptedModel([]), accept_from=limit)
+            FactLearning(memory, model=ScriptedModel([]), accept_from=beyond)
     await talk(memory, FactLearning(memory, model=answering(entries), accept_from=0.8), "I live in Lisbon, with a dog?")
     assert {one.key: (one.status, one.decided_by) for one in await proposals(memory)} == {
         "home_city": ("accepted", "confidence 0.8"),
