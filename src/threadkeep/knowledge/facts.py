@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from itertools import groupby
+from itertools import batched, groupby
 
 from langchain_core.utils.uuid import uuid7
 
@@ -53,6 +53,7 @@ _MOST_RANKED = 10_000
 """The maximum number of facts of a scope that `recall` reads, newest first."""
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
 """The maximum number of owners whose facts are indexed in this process, and of the entries of all indexes."""
+_DELETED_AT_ONCE = 500
 _COMPUTED_AT_ONCE = 2_000
 """With more facts, reading or ranking runs in an OS thread: a new fact takes about 100 microseconds of CPU."""
 
@@ -326,42 +327,30 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
                 deleted += sum((await self._forget(connection, scope, keys[scope])).values())
         return deleted, missing
 
-    async def _forget(self, connection: Connection, scope: Scope, keys: Collection[str]) -> dict[str, int]:
-        """Delete all values of the given keys, even those stored under an older spelling of the key."""
-        owner = {"scope": scope.kind, "owner": scope.owner}
-        spellings = await self._lock_keys(connection, scope, {canonical_key(key) for key in keys})
-        deleted = dict.fromkeys(keys, 0)
-        for key in deleted:
-            for one in spellings.pop(canonical_key(key), ()):
-                await self._retract(connection, scope, key=one)
-                deleted[key] += await connection.execute(self._sql["forget_key"], {**owner, "key": one})
-        return deleted
-
-    async def _lock_keys(
+    async def _forget(
         self, connection: Connection, scope: Scope, keys: Collection[str] | None = None
-    ) -> dict[str, set[str]]:
-        """Delete the proposals of some or all keys, and lock the keys; return their stored spellings by canonical key.
-
-        All calls lock keys in the same order, each after its proposals, which prevents deadlocks.
-        """
-        spellings: defaultdict[str, set[str]] = defaultdict(set)
-        statements: list[Statement] = []
+    ) -> dict[str, int]:
+        """Delete all values of some or all keys, even those stored under an older spelling of the key."""
+        wanted = None if keys is None else {canonical_key(key) for key in keys}
         owner = {"scope": scope.kind, "owner": scope.owner}
         rows = await connection.fetch(self._sql["keys_of"], owner)
-        for key, stored, holder in sorted((canonical_key(stored), stored, holder) for stored, holder in rows):
-            if keys is None or key in keys:
-                spellings[key].add(stored)
-                statements.append((self._sql["forget_proposals"], {**owner, "key": stored}))
-                statements += self._lock_statements(Scope(scope.kind, holder), stored, self._clock())
-        await connection.fetch_each(statements)
-        return spellings
-
-    async def _retract(
-        self, connection: Connection, scope: Scope, *, key: str | None = None, fact_id: str | None = None
-    ) -> None:
-        """Drop copies of these facts that wait to be sent to Graphiti. Copies already sent are deleted there later."""
-        named = {"scope": scope.kind, "owner": scope.owner, "key": key, "fact_id": fact_id}
-        await connection.execute(self._sql["retract_facts"], {**named, "now": time_text(self._clock())})
+        named = sorted((canonical_key(stored), stored, holder) for stored, holder in rows)
+        named = [each for each in named if wanted is None or each[0] in wanted]
+        # All calls lock keys in the same order, each after its proposals, which prevents deadlocks.
+        locks: list[Statement] = []
+        for _, stored, holder in named:
+            locks.append((self._sql["forget_proposals"], {**owner, "key": stored}))
+            locks += self._lock_statements(Scope(scope.kind, holder), stored, self._clock())
+        await connection.fetch_each(locks)
+        # Delete only values of locked keys. Another key that was stored since then may be locked by another call.
+        gone: Counter[str] = Counter()
+        now = {"now": time_text(self._clock())}
+        spellings = {stored: key for key, stored, _ in named}
+        for some in batched(spellings, _DELETED_AT_ONCE):
+            await connection.execute(*for_values(self._sql["retract_keys"], "key", some, {**owner, **now}))
+            deleted = await connection.fetch(*for_values(self._sql["forget_keys"], "key", some, owner))
+            gone.update(spellings[stored] for (stored,) in deleted)
+        return {key: gone.pop(canonical_key(key), 0) for key in (list(gone) if keys is None else keys)}
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
         """Undo one call of `remember`; return False if there is nothing to undo.
@@ -390,7 +379,14 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             if fact.confirmed > 1:
                 await connection.execute(self._sql["unconfirm"], {"fact_id": fact_id, "now": now})
                 return True
-            await self._retract(connection, fact.scope, fact_id=fact_id)
+            retracted = {
+                "scope": fact.scope.kind,
+                "owner": fact.scope.owner,
+                "key": None,
+                "fact_id": fact_id,
+                "now": now,
+            }
+            await connection.execute(self._sql["retract_facts"], retracted)
             await connection.execute(self._sql["forget_value"], {"fact_id": fact_id})
             period = {"valid_from": time_text(fact.valid_from), "valid_to": fact.valid_to and time_text(fact.valid_to)}
             named = {"scope": fact.scope.kind, "owner": fact.scope.owner, "key": fact.key, "now": now}
@@ -405,9 +401,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """
         async with self._driver.writing() as connection:
             await check_sees(connection, self._sql, scope, user_id)
-            await self._lock_keys(connection, scope)
-            await self._retract(connection, scope)
-            return await connection.execute(self._sql["forget_owner"], {"scope": scope.kind, "owner": scope.owner})
+            return sum((await self._forget(connection, scope)).values())
 
     async def restore(self, facts: Sequence[Fact]) -> int:
         """Store exported facts with their ids, times and counts, and return the number of new facts.

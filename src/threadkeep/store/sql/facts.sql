@@ -164,20 +164,37 @@ WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'f
             )
     )
 
--- name: forget_key
--- Delete all values of a key; for a person, under any id.
-DELETE FROM chat_facts
-WHERE scope = :scope AND key = :key
-    AND owner IN (
+-- name: retract_keys
+-- The same for the given keys.
+WITH wanted (key) AS (
+VALUES (:key)
+)
+UPDATE chat_graph_deliveries SET
+    content = NULL,
+    status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
+    reason = CASE WHEN sent_at IS NULL THEN 'undone' ELSE 'forgotten' END,
+    ended_at = :now
+WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'forgotten')
+    AND (group_id, name) IN (
+        SELECT g.group_id, 'threadkeep.fact.' || f.fact_id || '.user'
+        FROM chat_facts f JOIN chat_graph_groups g ON g.group_key = f.scope || ':' || f.owner
+        WHERE f.scope = :scope AND f.key IN (SELECT w.key FROM wanted w)
+            AND f.owner IN (
 -- include: owners
+            )
     )
 
--- name: forget_owner
+-- name: forget_keys
+-- Delete all values of the given keys; for a person, under any id.
+WITH wanted (key) AS (
+VALUES (:key)
+)
 DELETE FROM chat_facts
-WHERE scope = :scope
+WHERE scope = :scope AND key IN (SELECT w.key FROM wanted w)
     AND owner IN (
 -- include: owners
     )
+RETURNING key
 
 -- name: remove_evidence
 DELETE FROM chat_fact_evidence
