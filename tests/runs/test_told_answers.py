@@ -17,8 +17,8 @@ from langchain_core.runnables import RunnableConfig
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, events_of, said
-from tests.runs.desk import RunDesk, eventually
-from threadkeep import Memory, MemoryOptions, Message, SessionMemory, StoreUnavailable, open_memory
+from tests.runs.desk import QUICK, RunDesk, eventually
+from threadkeep import Memory, MemoryOptions, Message, Session, SessionMemory, StoreUnavailable, open_memory
 from threadkeep.records import Turn
 from threadkeep.records.runs import NewRun, Run, RunQuery
 from threadkeep.runs.chat_turns import ChatAnswer
@@ -129,7 +129,10 @@ async def test_a_run_returns_the_current_answer(every_desk: RunDesk) -> None:
 async def test_a_run_whose_pending_answer_lost_returns_the_stored_one(
     memory: Memory, outage: Outage, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
-    """A run returns the delivered answer instead of its own; if a caller got its own before, that is stored, too."""
+    """A run returns the delivered answer instead of its own; if a caller got its own before, that is stored, too.
+
+    A run ends before the delivery only if the messages cannot be written although the tables of runs respond.
+    """
     gate, delivered, end = Gate(), asyncio.Event(), memory.runs.end
     desk = RunDesk(memory, ScriptedModel([[gate, "mine"]]), events)
     request = RunRequest(workflow="desk", text="hi", session_id=ROOM, message_id="1")
@@ -141,9 +144,14 @@ async def test_a_run_whose_pending_answer_lost_returns_the_stored_one(
         await delivered.wait()
         return await end(*arguments)
 
-    if not early:
+    async def fails(_: Session) -> bool:
+        return False
+
+    if early:
+        monkeypatch.setattr(Session, "deliver", fails)
+    else:
         monkeypatch.setattr(memory.runs, "end", late)
-    async with desk.open(AGENT) as service:
+    async with desk.open(AGENT, options=replace(QUICK, keep_progress_seconds=0.0)) as service:
         run_id = (await service.submit(request, mode="background")).run_id
         result = asyncio.create_task(service.result(run_id))
         await gate.reached()
@@ -255,6 +263,29 @@ async def test_a_repeat_in_an_outage_returns_the_stored_answer_if_it_can_be_read
         assert isinstance(last, ChatAnswer)
         assert (last.response, last.run_id, last.replaced) == (first.response, first.run_id, True)
         assert [message.content for message in await memory.session(ROOM).tail(9)] == ["hi", "first"]
+
+
+async def test_the_next_turn_in_another_process_comes_after_an_answer_of_an_outage(
+    database_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose answer is pending writes it before it ends, because the next turn begins then."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "first"], "second"])  # either process may execute the second turn
+    pending = replace(memory_options.pending, first_pause_seconds=600.0, longest_pause_seconds=600.0)
+    options = replace(memory_options, pending=pending)
+    async with open_memory(database_url, options=options) as one, open_memory(database_url, options=options) as other:
+        first = make_chat(one, model).begin(said("one", "1"))
+        await gate.reached()
+
+        async def is_pending() -> bool:
+            return one.pending.count == 1
+
+        with no_database(database_url, monkeypatch):
+            gate.open()
+            await eventually(is_pending)
+        assert (await make_chat(other, model).ask(said("two", "2"))).response == "second"
+        assert (await first.answer()).response == "first"
+        assert [message.content for message in await other.session(ROOM).tail(9)] == ["one", "first", "two", "second"]
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -158,7 +158,7 @@ class RunEndings:
                 outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
             active.tracer.note(STATUS, data=noted)
-        if outcome.status != "done":
+        if outcome.status != "done" or not await self._deliver(active):
             await self._keep_progress(active)
         ended = await retry_until_available(lambda: self._record(active, outcome))
         if ended is None and outcome.status == "done":
@@ -315,16 +315,18 @@ class RunEndings:
             active.tracer.note(STATUS, data={"status": "cancelled"})
         if outcome.status != "done":
             await self._end_turn(active.run, active.hold)
+            await self._deliver(active)
         active.over = await active.tracer.flush_with(
             lambda group: self._runs.end(run_id, owner, outcome, group, active.run)
         )
         return outcome if active.over is not None else None
 
     async def _keep_progress(self, active: ActiveRun) -> None:
-        """Store the checkpoints of a run that are still in memory, so that a retry continues from there.
+        """Store what an outage has left in memory: the checkpoints of a run and the pending turns of its sessions.
 
-        The checkpointer may use a different database from the run tables. If only its database is down, wait at most
-        `keep_progress_seconds`; a retry then continues from an earlier checkpoint.
+        A retry continues from the checkpoints. The next turns of the sessions, perhaps in other processes, must come
+        after the pending ones. The checkpointer and the messages may be in other databases than the run tables. If only
+        these are down, wait at most `keep_progress_seconds`; then the run ends without them.
         """
         now, until = asyncio.get_running_loop().time, None
         while not await self._is_kept(active):
@@ -336,14 +338,26 @@ class RunEndings:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _is_kept(self, active: ActiveRun) -> bool:
-        """Store the pending checkpoints of a run; return False if the database is unavailable and a retry may help."""
+        """Store the pending checkpoints and turns of a run; return False if a retry may help.
+
+        A retry may help if a database is unavailable, or if the session of a pending turn is locked.
+        """
         # Only report errors other than `StoreUnavailable`: the run must end, even if a retry starts from the beginning.
         with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
             try:
                 await self._saver.keep(active.run.run_id)
             except StoreUnavailable:
                 return False
-        return True
+        return await self._deliver(active)
+
+    async def _deliver(self, active: ActiveRun) -> bool:
+        """Try once to write the pending turns of a run's sessions; return False if some are left."""
+        own = active.run.session_id
+        sessions = [*active.hold.sessions, *([] if own is None else [self._memory.session(own)])]
+        for session in sessions:
+            if session.waiting():
+                await session.deliver()
+        return not any(session.waiting() for session in sessions)
 
     def _notify_unstored(self, error: str) -> None:
         self._memory.observers.notify(RunTrouble(error=error, work="keeping_progress"))
