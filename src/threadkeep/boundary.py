@@ -165,9 +165,10 @@ class WorkQueue[R]:
             task = self._running[session_id] = asyncio.create_task(work, context=Context(), name=self._name)
             task.add_done_callback(partial(self._ended, session_id))
 
-    def _ended(self, session_id: str, _: asyncio.Task[None]) -> None:
+    def _ended(self, session_id: str, task: asyncio.Task[None]) -> None:
         del self._running[session_id]
-        self._begin()
+        if not task.cancelling():  # at the end of its loop, asyncio cancels all tasks; begin no others then
+            self._begin()
 
 
 class ErrorBoundary(AbstractContextManager["ErrorBoundary", bool]):

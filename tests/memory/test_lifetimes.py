@@ -13,6 +13,7 @@ import pytest
 
 from tests.limits import HANG_SECONDS
 from threadkeep import Memory, MemoryOptions, Message, open_memory_sync
+from threadkeep.boundary import WorkQueue
 from threadkeep.memory.memory import Lifetime
 from threadkeep.store.manifests import NotedManifest
 
@@ -31,6 +32,27 @@ def test_a_loop_that_ends_before_its_memory_is_closed(shared_url: str) -> None:
     assert troubles == []
     with open_memory_sync(shared_url) as memory:
         assert memory.session("room").count() == 3
+
+
+def test_a_loop_that_ends_begins_no_queued_work() -> None:
+    """The end of the loop cancels the work in progress. If queued work began then, the memory would wait for it."""
+    begun: list[str] = []
+
+    async def program() -> None:
+        first = asyncio.Event()
+
+        async def work(session_id: str) -> None:
+            begun.append(session_id)
+            first.set()
+            await asyncio.Event().wait()
+
+        queue = WorkQueue(work, "work", most_at_once=1)
+        for session_id in ("a", "b"):
+            queue.put(session_id, session_id)
+        await first.wait()
+
+    asyncio.run(program())
+    assert begun == ["a"]
 
 
 async def test_a_memory_may_be_closed_twice_and_by_any_task(database_url: str) -> None:

@@ -79,13 +79,12 @@ class Compressor:
     def consider(self, request: CompressionRequest) -> None:
         """Queue a session, to be compressed if enough messages have no summary, and return at once.
 
-        The newest answer must be stored already. If too many sessions wait, the oldest request is dropped and reported.
-        After `close`, nothing is queued.
+        The newest answer must be stored already. If too many sessions wait, the one that has waited longest is dropped
+        and reported. After `close`, nothing is queued.
         """
         before = self._queue.waiting.get(request.session_id, request)
-        left_out = max(request.left_out_upto_seq, before.left_out_upto_seq)
-        crowded_out = self._queue.put(request.session_id, replace(request, left_out_upto_seq=left_out))
-        if crowded_out is not None:
+        request = replace(request, left_out_upto_seq=max(request.left_out_upto_seq, before.left_out_upto_seq))
+        if (crowded_out := self._queue.put(request.session_id, request)) is not None:
             self._report(crowded_out, "crowded")
 
     async def compress_now(
