@@ -540,11 +540,12 @@ async def test_forgetting_a_key_waits_for_its_writer_before_it_locks_past_values
         assert await forgetting == 2
 
 
-async def test_forgetting_all_facts_locks_the_keys_in_the_order_of_other_writers(postgres_url: str) -> None:
-    """A writer locks all of the key `city`, and then the proposals of `team`. The other order would be a deadlock."""
+async def test_calls_that_forget_facts_lock_rows_in_the_same_order(postgres_url: str) -> None:
+    """Two calls need a fact that a writer has locked, and a proposal. The server has memory for few locks of keys."""
     async with open_memory(postgres_url) as memory, await psycopg.AsyncConnection.connect(postgres_url) as writer:
         await begin(memory)
-        await memory.knowledge.remember(SHOP, "city", "Porto")
+        for key in ("age", "city"):
+            await memory.knowledge.remember(SHOP, key, "1")
         execute(
             postgres_url,
             "INSERT INTO chat_fact_proposals (proposal_id, scope, owner, session_id, seq, key, value, confidence,"
@@ -552,10 +553,12 @@ async def test_forgetting_all_facts_locks_the_keys_in_the_order_of_other_writers
             " VALUES ('p', 'workspace', 'shop', 'room:1', 1, 'team', '1', 1.0, 'facts', 'open', now(), now())",
         )
         await writer.execute("SELECT 1 FROM chat_facts WHERE key = 'city' FOR UPDATE")
-        forgetting = asyncio.create_task(memory.knowledge.forget_all(SHOP))
-        while not query(postgres_url, "SELECT 1 FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0)
-        await writer.execute("SELECT 1 FROM chat_fact_proposals FOR UPDATE NOWAIT")
+        forgetting: list[asyncio.Task[object]] = []
+        for call in (memory.knowledge.forget_keys(SHOP, ["city", "team"]), memory.knowledge.forget_all(SHOP)):
+            forgetting.append(asyncio.create_task(call))
+            while len(query(postgres_url, "SELECT 1 FROM pg_locks WHERE NOT granted")) < len(forgetting):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0)
+        assert query(postgres_url, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory'") == []
         await writer.commit()
-        assert await forgetting == 1
+        assert await asyncio.gather(*forgetting) == [{"city": 1, "team": 0}, 1]
         assert await memory.proposals.page(ProposalQuery()) == ([], None)

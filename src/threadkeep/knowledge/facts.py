@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from itertools import batched, groupby
+from itertools import batched, chain, groupby
 
 from langchain_core.utils.uuid import uuid7
 
@@ -53,7 +53,7 @@ _MOST_RANKED = 10_000
 """The maximum number of facts of a scope that `recall` reads, newest first."""
 _MOST_INDEXES, _MOST_ENTRIES = 500, 10_000_000
 """The maximum number of owners whose facts are indexed in this process, and of the entries of all indexes."""
-_DELETED_AT_ONCE = 500
+_AT_ONCE = 500
 _COMPUTED_AT_ONCE = 2_000
 """With more facts, reading or ranking runs in an OS thread: a new fact takes about 100 microseconds of CPU."""
 
@@ -333,24 +333,33 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         """Delete all values of some or all keys, even those stored under an older spelling of the key."""
         wanted = None if keys is None else {canonical_key(key) for key in keys}
         owner = {"scope": scope.kind, "owner": scope.owner}
-        rows = await connection.fetch(self._sql["keys_of"], owner)
-        named = sorted((canonical_key(stored), stored, holder) for stored, holder in rows)
-        named = [each for each in named if wanted is None or each[0] in wanted]
-        # All calls lock keys in the same order, each after its proposals, which prevents deadlocks.
-        locks: list[Statement] = []
-        for _, stored, holder in named:
-            locks.append((self._sql["forget_proposals"], {**owner, "key": stored}))
-            locks += self._lock_statements(Scope(scope.kind, holder), stored, self._clock())
-        await connection.fetch_each(locks)
-        # Delete only values of locked keys. Another key that was stored since then may be locked by another call.
-        gone: Counter[str] = Counter()
-        now = {"now": time_text(self._clock())}
-        spellings = {stored: key for key, stored, _ in named}
-        for some in batched(spellings, _DELETED_AT_ONCE):
-            await connection.execute(*for_values(self._sql["retract_keys"], "key", some, {**owner, **now}))
-            deleted = await connection.fetch(*for_values(self._sql["forget_keys"], "key", some, owner))
-            gone.update(spellings[stored] for (stored,) in deleted)
+        found = {stored: canonical_key(stored) for (stored,) in await connection.fetch(self._sql["keys_of"], owner)}
+        named = sorted(stored for stored, key in found.items() if wanted is None or key in wanted)
+        # All calls lock all proposals and then all facts, each in the order of the keys, which prevents deadlocks.
+        lock = "lock_" if self.backend == "postgres" else ""
+        names, parts = (f"{lock}proposals_of_keys", f"{lock}facts_of_keys"), list(batched(named, _AT_ONCE))
+        locks = [for_values(self._sql[name], "key", some, owner) for name in names for some in parts]
+        locked = await connection.fetch_each(locks)
+        proposals, facts = (list(chain(*rows)) for rows in (locked[: len(parts)], locked[len(parts) :]))
+        # Delete only locked rows: a row that is stored meanwhile may be locked by a call that waits for this one.
+        deletions = [
+            for_values(self._sql["forget_proposals"], "id", [row[0] for row in some])
+            for some in batched(proposals, _AT_ONCE)
+        ]
+        for some in batched(facts, _AT_ONCE):
+            deletions += self._deletion([row[0] for row in some])
+        await connection.fetch_each(deletions)
+        gone = Counter(found[stored] for _, stored in facts)
         return {key: gone.pop(canonical_key(key), 0) for key in (list(gone) if keys is None else keys)}
+
+    def _deletion(self, fact_ids: Sequence[str]) -> list[Statement]:
+        """Return statements that delete facts and drop their copies that wait to be sent to Graphiti.
+
+        Copies that were sent already are deleted there later.
+        """
+        now = {"now": time_text(self._clock())}
+        retraction = for_values(self._sql["retract_facts"], "id", fact_ids, now)
+        return [retraction, for_values(self._sql["forget_facts"], "id", fact_ids)]
 
     async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
         """Undo one call of `remember`; return False if there is nothing to undo.
@@ -379,15 +388,7 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             if fact.confirmed > 1:
                 await connection.execute(self._sql["unconfirm"], {"fact_id": fact_id, "now": now})
                 return True
-            retracted = {
-                "scope": fact.scope.kind,
-                "owner": fact.scope.owner,
-                "key": None,
-                "fact_id": fact_id,
-                "now": now,
-            }
-            await connection.execute(self._sql["retract_facts"], retracted)
-            await connection.execute(self._sql["forget_value"], {"fact_id": fact_id})
+            await connection.fetch_each(self._deletion([fact_id]))
             period = {"valid_from": time_text(fact.valid_from), "valid_to": fact.valid_to and time_text(fact.valid_to)}
             named = {"scope": fact.scope.kind, "owner": fact.scope.owner, "key": fact.key, "now": now}
             await connection.execute(self._sql["reopen"], {**named, **period})
@@ -455,13 +456,11 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
         """Lock a key until the transaction ends, and return its valid fact."""
-        *_, held = await connection.fetch_each(self._lock_statements(scope, key, now))
-        return fact_of(held[0]) if held else None
-
-    def _lock_statements(self, scope: Scope, key: str, now: datetime) -> list[Statement]:
         parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
         lock = [(self._sql["lock_key"], parameters)] if self.backend == "postgres" else []
-        return [*lock, (self._sql["hold_valid"], {**parameters, "now": time_text(now)})]
+        hold = (self._sql["hold_valid"], {**parameters, "now": time_text(now)})
+        *_, held = await connection.fetch_each([*lock, hold])
+        return fact_of(held[0]) if held else None
 
     async def _begin(
         self, connection: Connection, scope: Scope, fact: NewFact, before: Fact | None, now: datetime

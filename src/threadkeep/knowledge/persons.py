@@ -131,8 +131,8 @@ class Persons(ClockedTables, sql=OWNER_SQL):
             rows = await connection.fetch(self._sql["person"], {"person_id": person_id})
             if not rows:
                 return False
-            owner = {"scope": "user", "owner": person_id, "key": None, "fact_id": None}
-            await connection.execute(self._sql["retract_facts"], {**owner, "now": time_text(self._clock())})
+            owner = {"scope": "user", "owner": person_id, "now": time_text(self._clock())}
+            await connection.execute(self._sql["retract_facts_of_owner"], owner)
             return await connection.execute(self._sql["forget_person"], {"person_id": rows[0][1]}) > 0
 
     async def _lock_merges(self, connection: Connection) -> None:

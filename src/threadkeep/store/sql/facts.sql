@@ -129,72 +129,88 @@ ORDER BY f.updated_at DESC, f.fact_id DESC
 LIMIT :limit
 
 -- name: keys_of
--- The keys of an owner's facts and proposals, each with its owner: a person may have several ids.
+-- The keys of an owner's facts and proposals.
 WITH ids (id) AS (
 -- include: owners
 )
-SELECT key, owner FROM chat_facts WHERE scope = :scope AND owner IN (SELECT id FROM ids)
+SELECT key FROM chat_facts WHERE scope = :scope AND owner IN (SELECT id FROM ids)
 UNION
-SELECT key, owner FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SELECT id FROM ids)
+SELECT key FROM chat_fact_proposals WHERE scope = :scope AND owner IN (SELECT id FROM ids)
+
+-- name: proposals_of_keys
+-- The proposals of the given keys; for a person, under any id.
+WITH wanted (key) AS (
+VALUES (:key)
+)
+SELECT p.proposal_id FROM chat_fact_proposals p
+WHERE p.scope = :scope AND p.key IN (SELECT w.key FROM wanted w)
+    AND p.owner IN (
+-- include: owners
+    )
+
+-- name: facts_of_keys
+-- All values of the given keys; for a person, under any id.
+WITH wanted (key) AS (
+VALUES (:key)
+)
+SELECT f.fact_id, f.key FROM chat_facts f
+WHERE f.scope = :scope AND f.key IN (SELECT w.key FROM wanted w)
+    AND f.owner IN (
+-- include: owners
+    )
+
+-- name: lock_proposals_of_keys
+-- On PostgreSQL only: on SQLite, the write lock of a transaction is enough.
+-- include: proposals_of_keys
+ORDER BY p.key COLLATE "C", p.proposal_id
+FOR UPDATE
+
+-- name: lock_facts_of_keys
+-- Lock the newest value of a key first, as all writers do. On PostgreSQL only.
+-- include: facts_of_keys
+ORDER BY f.key COLLATE "C", f.owner COLLATE "C", f.valid_to DESC NULLS FIRST, f.valid_from DESC, f.fact_id DESC
+FOR UPDATE
 
 -- name: forget_proposals
--- Execute this before the facts are deleted: accepting a proposal locks rows in the same order, so no deadlock occurs.
-DELETE FROM chat_fact_proposals
-WHERE scope = :scope AND key = :key
-    AND owner IN (
--- include: owners
-    )
+WITH wanted (id) AS (
+VALUES (:id)
+)
+DELETE FROM chat_fact_proposals WHERE proposal_id IN (SELECT w.id FROM wanted w)
+
+-- name: retraction
+-- Included by other statements: episodes of promoted facts that are about to be deleted. Unsent episodes are dropped, and
+-- the worker of the Graphiti group deletes the others in Graphiti.
+UPDATE chat_graph_deliveries SET
+    content = NULL,
+    status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
+    reason = CASE WHEN sent_at IS NULL THEN 'undone' ELSE 'forgotten' END,
+    ended_at = :now
+WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'forgotten')
+    AND (group_id, name) IN (
+        SELECT g.group_id, 'threadkeep.fact.' || f.fact_id || '.user'
+        FROM chat_facts f JOIN chat_graph_groups g ON g.group_key = f.scope || ':' || f.owner
+        WHERE
 
 -- name: retract_facts
--- Episodes of promoted facts that are about to be deleted: unsent episodes are dropped, and the worker of the Graphiti
--- group deletes the others in Graphiti.
-UPDATE chat_graph_deliveries SET
-    content = NULL,
-    status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
-    reason = CASE WHEN sent_at IS NULL THEN 'undone' ELSE 'forgotten' END,
-    ended_at = :now
-WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'forgotten')
-    AND (group_id, name) IN (
-        SELECT g.group_id, 'threadkeep.fact.' || f.fact_id || '.user'
-        FROM chat_facts f JOIN chat_graph_groups g ON g.group_key = f.scope || ':' || f.owner
-        WHERE f.scope = :scope AND (CAST(:key AS TEXT) IS NULL OR f.key = :key)
-            AND (CAST(:fact_id AS TEXT) IS NULL OR f.fact_id = :fact_id)
-            AND f.owner IN (
+WITH wanted (id) AS (
+VALUES (:id)
+)
+-- include: retraction
+            f.fact_id IN (SELECT w.id FROM wanted w)
+    )
+
+-- name: retract_facts_of_owner
+-- include: retraction
+            f.scope = :scope AND f.owner IN (
 -- include: owners
             )
     )
 
--- name: retract_keys
--- The same for the given keys.
-WITH wanted (key) AS (
-VALUES (:key)
+-- name: forget_facts
+WITH wanted (id) AS (
+VALUES (:id)
 )
-UPDATE chat_graph_deliveries SET
-    content = NULL,
-    status = CASE WHEN sent_at IS NULL THEN 'dead' ELSE 'sent' END,
-    reason = CASE WHEN sent_at IS NULL THEN 'undone' ELSE 'forgotten' END,
-    ended_at = :now
-WHERE session_id IS NULL AND coalesce(reason, '') NOT IN ('undone', 'purged', 'forgotten')
-    AND (group_id, name) IN (
-        SELECT g.group_id, 'threadkeep.fact.' || f.fact_id || '.user'
-        FROM chat_facts f JOIN chat_graph_groups g ON g.group_key = f.scope || ':' || f.owner
-        WHERE f.scope = :scope AND f.key IN (SELECT w.key FROM wanted w)
-            AND f.owner IN (
--- include: owners
-            )
-    )
-
--- name: forget_keys
--- Delete all values of the given keys; for a person, under any id.
-WITH wanted (key) AS (
-VALUES (:key)
-)
-DELETE FROM chat_facts
-WHERE scope = :scope AND key IN (SELECT w.key FROM wanted w)
-    AND owner IN (
--- include: owners
-    )
-RETURNING key
+DELETE FROM chat_facts WHERE fact_id IN (SELECT w.id FROM wanted w)
 
 -- name: remove_evidence
 DELETE FROM chat_fact_evidence
@@ -204,9 +220,6 @@ WHERE fact_id = :fact_id AND coalesce(session_id, '') = coalesce(CAST(:session_i
 
 -- name: unconfirm
 UPDATE chat_facts SET confirmed = confirmed - 1, updated_at = :now WHERE fact_id = :fact_id
-
--- name: forget_value
-DELETE FROM chat_facts WHERE fact_id = :fact_id
 
 -- name: reopen
 -- The value that was replaced becomes valid again, up to the end of the value that replaced it.
