@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import pytest
 
@@ -25,6 +25,7 @@ from threadkeep.records.runs import NewRun, Run, RunQuery
 from threadkeep.runs.endings import ActiveRun, RunEndings
 from threadkeep.runs.service import RunService
 from threadkeep.store.runs import Outcome
+from threadkeep.store.runs.rows import RunRecords
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
@@ -59,6 +60,37 @@ async def test_a_message_behind_a_run_that_nobody_executes_names_the_run(memory:
     await memory.runs.note_workflow_gone("queued")
     with pytest.raises(Interrupted, match=r"workflow 'gone'.*threadkeep runs cancel queued"):
         await chat.ask(said("hello", ID))
+
+
+async def test_a_message_behind_a_turn_of_a_living_process_names_no_run(memory: Memory, make_chat: Chats) -> None:
+    """Runs wait behind the turn of the living process, which will execute them: nobody should cancel them."""
+    order, chat = memory.runs.order, make_chat(memory, ScriptedModel([]), elsewhere_seconds=0.05)
+    async with living_process() as owner:
+        held = NewRun(run_id="held", workflow="chat", input={"text": "hi"}, session_id=ROOM, message_id=ID)
+        await order.add(held, owner=owner)
+        await order.add(NewRun(run_id="queued", workflow="chat", input={"text": "hi"}, session_id=ROOM))
+        for request in (said("hi", ID), said("hello", "telegram:43")):
+            with pytest.raises(Interrupted, match="Another process is answering"):
+                await chat.ask(request)
+
+
+async def test_a_turn_of_a_living_process_is_not_answered_here_if_the_database_fails(
+    memory: Memory, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database fails after the wait for the other process. A second answer would be wrong, too."""
+
+    async def failing(_: RunRecords, query: RunQuery) -> Never:
+        raise StoreUnavailable("no database")
+
+    model = ScriptedModel(["hello"])
+    chat = make_chat(memory, model, elsewhere_seconds=0.05)
+    async with living_process() as owner:
+        held = NewRun(run_id="held", workflow="chat", input={"text": "hi"}, session_id=ROOM, message_id=ID)
+        await memory.runs.order.add(held, owner=owner)
+        monkeypatch.setattr(RunRecords, "runs", failing)
+        with pytest.raises(Interrupted, match="Another process is answering"):
+            await chat.ask(said("hi", ID))
+    assert model.calls == []
 
 
 async def test_a_process_that_wakes_up_late_stores_no_second_answer(

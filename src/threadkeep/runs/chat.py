@@ -371,19 +371,23 @@ class Chat:
                 raise SessionBusy(session.session_id, run.run_id)
 
     async def _unfinished(self, session_id: str) -> list[Run]:
-        """Return the running and queued runs of a session that are not child runs, oldest first."""
+        """Return the running and queued runs of a session that are not child runs, in the order of their turns."""
         statuses: tuple[RunStatus, ...] = ("running", "queued")
         pages = [await self._memory.runs.records.runs(RunQuery(session_id=session_id, status=one)) for one in statuses]
-        return [run for found, _ in pages for run in reversed(found) if run.parent_run_id is None]
+        found = [run for page, _ in pages for run in page if run.parent_run_id is None]
+        return sorted(found, key=lambda run: run.arrival or 0)
 
     async def _why_it_waits(self, turn: ChatTurn) -> str:
         """Return why another process has not answered a turn, and what to do."""
-        for run in await self._unfinished(turn.session_id):
-            if run.error == "WorkflowGone":
-                return UNEXECUTED.format(f"a worker that has the workflow {run.workflow!r}", run.run_id)
-            is_earlier = run.status == "queued" and run.run_id != turn.run_id
-            if is_earlier or run.heartbeat_at == datetime.fromisoformat(DISOWNED):
-                return UNEXECUTED.format("`threadkeep serve` or `threadkeep worker`", run.run_id)
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with self._memory.session(turn.session_id).timeout():
+                for run in await self._unfinished(turn.session_id):
+                    if run.error == "WorkflowGone":
+                        return UNEXECUTED.format(f"a worker that has the workflow {run.workflow!r}", run.run_id)
+                    is_disowned = run.heartbeat_at == datetime.fromisoformat(DISOWNED)
+                    if not is_disowned and (run.status == "running" or run.run_id == turn.run_id):
+                        break  # the runs after it wait for it, or are later than the turn
+                    return UNEXECUTED.format("`threadkeep serve` or `threadkeep worker`", run.run_id)
         return ELSEWHERE
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
