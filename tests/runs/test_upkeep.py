@@ -19,15 +19,18 @@ from tests.runs.desk import QUICK, RunDesk, asking_twice, carried_out, eventuall
 from threadkeep import MemoryOptions, open_memory
 from threadkeep.errors import RecordUnreadable, StoreUnavailable
 from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble, TurnFinished
-from threadkeep.records.runs import NewRun, RunQuery
+from threadkeep.records.runs import NewRun, Run, RunQuery
 from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.run_workflows import RunWorkflows
 from threadkeep.runs.streams import changed
 from threadkeep.runs.worker import RunMaintenance
 from threadkeep.store.address import parse_address
+from threadkeep.store.runs.runs import Runs
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
+from threadkeep.workflows.definition import Workflow
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 BUSY = replace(QUICK, reap_seconds=0.02, upkeep_seconds=0.02, forgotten_seconds=0.0)
@@ -246,6 +249,31 @@ async def test_a_run_of_a_dead_process_whose_workflow_is_gone_says_why_it_waits(
 
         await eventually(are_noted)
     assert {run_id for run_id, _ in await every_desk.memory.runs.records.without_workflow()} == {"begun", "forgotten"}
+
+
+async def test_a_run_without_its_workflow_is_noted_once(desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance looks at the run again and again, but does not write each time."""
+    note, noted, looks = Runs.note_workflow_gone, list[str](), list[str]()
+    of = RunWorkflows.of
+
+    async def noting(runs: Runs, run_id: str) -> None:
+        noted.append(run_id)
+        await note(runs, run_id)
+
+    async def looking(workflows: RunWorkflows, run: Run) -> Workflow:
+        looks.append(run.run_id)
+        return await of(workflows, run)
+
+    monkeypatch.setattr(Runs, "note_workflow_gone", noting)
+    monkeypatch.setattr(RunWorkflows, "of", looking)
+    await desk.memory.runs.order.add(NewRun(run_id="r1", workflow="gone", input={"text": "hi"}), owner="dead")
+    async with desk.open(AGENT, options=BUSY):
+
+        async def are_many() -> bool:
+            return len(looks) > 5
+
+        await eventually(are_many)
+    assert noted == ["r1"]
 
 
 async def test_a_run_whose_workflow_is_gone_for_good_ends(every_desk: RunDesk) -> None:

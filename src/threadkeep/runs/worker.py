@@ -163,7 +163,8 @@ class Worker:
         self.lacking[run_id] = since = self.lacking.pop(run_id, time.monotonic())
         if time.monotonic() - since >= self.dependencies.options.workflow_gone_seconds:
             return False
-        await self._runs.note_workflow_gone(run_id)
+        if run.error != "WorkflowGone":
+            await self._runs.note_workflow_gone(run_id)
         return True
 
     async def end_stopped(self, run_id: str) -> None:
