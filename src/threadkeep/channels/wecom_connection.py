@@ -142,7 +142,7 @@ class AIBotConnection(Receiver, ChannelClient):
                 )
                 if not answer.error:
                     self._subscribed, self._pause = True, self.first_pause_seconds
-                seconds = _PING_SECONDS
+                seconds, ping_at = _PING_SECONDS, 0.0
                 while not answer.error and not reading.done():
                     await asyncio.wait([reading], timeout=seconds)
                     # Stay connected if the database does not answer, because WeCom does not send messages again. When
@@ -154,7 +154,9 @@ class AIBotConnection(Receiver, ChannelClient):
                             if not await self._claim(self._duty):
                                 return "LostDuty"
                             seconds = _PING_SECONDS
-                    answer = await self._ask("ping", None)
+                    if (now := asyncio.get_running_loop().time()) >= ping_at or seconds == _PING_SECONDS:
+                        ping_at = now + _PING_SECONDS
+                        answer = await self._ask("ping", None)
                 return answer.error
             finally:
                 self._socket, self._subscribed = None, False
