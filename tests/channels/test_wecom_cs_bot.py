@@ -61,6 +61,19 @@ async def test_fetching_waits_as_long_as_wecom_demands(shared_url: str, tmp_path
     assert second - first >= 2
 
 
+async def test_no_other_desk_is_fetched_in_a_pause_that_wecom_demands(tmp_path: Path, wecom: FakeWeCom) -> None:
+    wecom.be_busy("kf/sync_msg", 2)
+    wecom.write(item("a"))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        state, notice = desk.memory.channels.state, json.dumps({"token": "", "at": desk.memory.clock().isoformat()})
+        await state.keep(SCOPE, "notice:another", notice)
+        await desk.say("")
+        assert await desk.answered() == ["ok"]
+        await fetched(desk)
+    first, second = wecom.times()
+    assert second - first >= 2
+
+
 @pytest.mark.slow
 async def test_each_customer_of_a_page_gets_a_reply(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
     """Several messages of one customer are one run, in their order, and all pages are read."""

@@ -132,7 +132,9 @@ class SenderRates:
         if not self._per_minute:
             return "within"
         now = self._clock()
-        self._forget_old(now)
+        if len(self._seen) > _MAX_SENDERS:  # forget senders without a message in the last minute
+            since = now - _WINDOW_SECONDS
+            self._seen = {key: seen for key, seen in self._seen.items() if max(seen.values(), default=0.0) > since}
         seen = self._seen.setdefault(sender, {})
         if message_id in seen:
             return "within"
@@ -144,15 +146,6 @@ class SenderRates:
         was_told = None in seen
         seen.setdefault(None, now)
         return "beyond" if was_told else "first_beyond"
-
-    def _forget_old(self, now: float) -> None:
-        if len(self._seen) <= _MAX_SENDERS:
-            return
-        self._seen = {
-            sender: seen
-            for sender, seen in self._seen.items()
-            if now - max(seen.values(), default=0.0) < _WINDOW_SECONDS
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

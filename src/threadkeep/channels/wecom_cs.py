@@ -193,7 +193,7 @@ class DeskFetching(Receiver):
         error = None
         for name, value in (await self._state.values_of(self._channel.scope, _NOTICE_PREFIX)).items():
             # Skip desks that another bot of the corporation serves: it would never see messages that are fetched here.
-            if self._channel.serves(desk := name.removeprefix(_NOTICE_PREFIX)):
+            if self._channel.serves(desk := name.removeprefix(_NOTICE_PREFIX)) and not self._is_demanded:
                 error = await self.fetch(desk, value) or error
         if error is None:
             await self._sleep(self.look_seconds)
