@@ -282,8 +282,8 @@ class Part:
     """A part of an answer that fits into one message.
 
     `key` is the same for each attempt, so that platforms can drop duplicates. Parts are numbered from 0; only the first
-    is sent as a reply to the message. `first` is above 0 if a person retries an answer from this part on. If `again` is
-    True, the part may have been sent before.
+    is sent as a reply to the message. `first` is above 0 if a person retries an answer from this part on, in the first
+    attempt after the retry. If `again` is True, the part may have been sent before.
     """
 
     text: str = field(repr=False)

@@ -62,8 +62,8 @@ class WeComAIBotOptions:
 
     A group message begins with a mention of the bot, which is removed: `@bot_name`, or any mention if `bot_name` is
     empty. With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot.
-    Answers may be sent to addresses below `api`, as to those of WeCom. A bot with a `connection` needs no token and no
-    key, and accepts no callbacks over HTTP.
+    Besides WeCom's addresses, answers may be sent to addresses below `api`. A bot with a `connection` needs no token
+    and no key, and accepts no callbacks over HTTP.
     """
 
     name: str

@@ -129,7 +129,7 @@ async def ask(
 
 
 def answer_in(fields: Mapping[str, Json], *, if_unreadable: str) -> Response:
-    """Return WeCom's response with the given JSON. Without an `errcode`, its error is `if_unreadable`."""
+    """Return the response with these fields of WeCom's JSON. If `errcode` is missing, its error is `if_unreadable`."""
     code = number_in(fields, "errcode")
     if code is None:
         return Response(error=if_unreadable, uncertain=True)
@@ -187,7 +187,7 @@ class WeComServiceClient(WeComClient):
 
     async def send(self, address: Address, part: Part) -> Outcome:
         """Send a part with its id, which WeCom accepts only once. Add `CUT` if WeCom accepts no further part."""
-        # When a person retries an answer, the answer to the customer's newest message has taken one of the messages.
+        # WeCom counts from the customer's newest message. When a person retries, the bot has answered that message.
         most = _MOST_PARTS - 1 if part.first else _MOST_PARTS
         is_cut = (part.number - part.first) % most == most - 1 and not part.last
         message: dict[str, Json] = {

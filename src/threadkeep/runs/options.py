@@ -91,7 +91,7 @@ class RunServiceOptions:
     - `upkeep_seconds`: the interval at which maintenance starts forgotten runs, and removes unneeded checkpoints.
     - `max_attempts`: a run is set aside after this many attempts in which its process died or failed unexpectedly.
     - `forgotten_seconds`: after this time, a run that has not begun counts as forgotten.
-    - `workflow_gone_seconds`: a process that has left a run without its workflow to others for this time ends it.
+    - `workflow_gone_seconds`: for this time, a process leaves a run whose workflow it lacks to others; then it ends it.
     - `pause_seconds`: the pause before a temporary failure is retried; doubled up to `longest_pause_seconds`.
     - `trace_seconds`: trace events are stored after this time if a caller follows the run; otherwise after
       `late_trace_seconds`.

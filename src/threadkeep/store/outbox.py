@@ -213,7 +213,7 @@ class Outbox(ClockedTables, sql=("outbox.sql",)):
         return [OrphanedMessage(*each, str(each[2].get(_MESSAGE, ""))) for each in found]
 
     async def end_without_run(self, *, older_than: timedelta, upto: int = _LAST) -> int:
-        """End answers up to the number `upto` that have waited longer for a run but have none; return their count."""
+        """End answers that have waited for a run longer than `older_than`, up to number `upto`; return their count."""
         now = self._clock()
         parameters = {"now": time_text(now), "before": time_text(now - older_than), "upto": upto}
         return await self._execute("end_without_run", parameters)
