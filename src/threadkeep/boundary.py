@@ -161,7 +161,7 @@ class WorkQueue[R]:
         due = [session_id for session_id in self.waiting if session_id not in self._running]
         for session_id in due[: self._most_at_once - len(self._running)]:
             work = self._work(self.waiting.pop(session_id))
-            # The caller's context would keep its run in memory, and send the tokens of model calls to its stream.
+            # The context of the caller would keep the caller's run in memory, and its stream would get the tokens.
             task = self._running[session_id] = asyncio.create_task(work, context=Context(), name=self._name)
             task.add_done_callback(partial(self._ended, session_id))
 

@@ -13,6 +13,7 @@ from langgraph.graph import START, StateGraph
 from tests.runs.desk import LEAVING, RunDesk, carried_out
 from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.errors import RunNotFound
+from threadkeep.observe import RunFinished
 from threadkeep.records.runs import DELETE, NewRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate, ScriptedModel
@@ -84,6 +85,29 @@ async def test_a_run_whose_execution_is_cancelled_twice_is_released(every_desk: 
         assert released is not None
         assert (released.status, released.owner) == ("queued", None)
     assert await every_desk.transcript("room") == [("user", "my name is Ann")]
+
+
+async def test_an_end_that_is_being_stored_is_reported_although_the_execution_is_cancelled(
+    every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The execution ends after its run. For example, the process closes while the database is slow."""
+    gate, end = Gate(), every_desk.memory.runs.end
+
+    async def late(*arguments: Any) -> Any:
+        await gate.pass_through()
+        return await end(*arguments)
+
+    monkeypatch.setattr(every_desk.memory.runs, "end", late)
+    every_desk.model = ScriptedModel([ValueError()])
+    async with every_desk.open(AGENT) as service:
+        await service.submit(FIRST, mode="background")
+        await gate.reached()
+        [executing] = [one for one in asyncio.all_tasks() if "Worker.execute " in repr(one.get_coro())]
+        executing.cancel()
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.wait([executing])
+        assert [ended.status for ended in every_desk.events.of(RunFinished)] == ["failed"]
 
 
 async def test_the_message_of_a_run_that_is_cancelled_before_its_begin_is_stored(every_desk: RunDesk) -> None:

@@ -265,9 +265,9 @@ class ContextManifest:
         return values
 
     def to_short_json(self) -> str:
-        """Return the JSON of `to_dict` for a row that has the session and the run; see `Entry.short_json` for ids.
+        """Return the JSON of `to_dict` for a row that has columns for the session and the run.
 
-        `true` replaces the ids of the session and of the run, if they are set.
+        `true` replaces their ids, if they are set, and the ids of transcript messages (see `Entry.short_json`).
         """
         values = replace(self, entries=self.entries[:1]).to_dict()
         values |= {name: True for name in ("session_id", "run_id") if name in values}

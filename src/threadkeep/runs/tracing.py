@@ -72,7 +72,7 @@ class Ledger(AsyncCallbackHandler):
     def limit(self, runs: Sequence[Run]) -> None:
         """Check from now on the budgets of those runs that have one."""
         self.limited = [run for run in runs if run.budget != NO_BUDGET]
-        # Inline, LangChain needs no task for each event; but an error of an inline handler skips the other handlers.
+        # LangChain starts a task for each event unless the handler is inline, but an inline error skips other handlers.
         self.run_inline = not self.limited
 
     async def check(self) -> None:

@@ -209,7 +209,7 @@ class Worker:
                 session_id=run.session_id,
             )
         )
-        # A run that the database does not record may have answered the messages; it has reported the turn.
+        # If a run that the database does not record has answered the messages, it has also reported the turn.
         if not self.dependencies.in_flight.has_answered(run):
             report_turn(self._memory.observers, run, outcome, usages, milliseconds=milliseconds)
 

@@ -122,7 +122,7 @@ def json_text(value: Json) -> str:
 
 def clean_json_text(text: str) -> str:
     """Return JSON text with characters replaced that databases cannot store; the same text if there are none."""
-    # Most texts have neither of these characters, and this test is a hundred times as fast as the pattern.
+    # ASCII text without a backslash needs no replacement; this test is a hundred times as fast as the pattern.
     if (text.isascii() and "\\" not in text) or not _UNKEEPABLE_JSON.search(text):
         return text
     return dump_json(_clean_inside(json.loads(text)))

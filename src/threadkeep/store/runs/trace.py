@@ -22,7 +22,7 @@ MOST_EVENTS = 250
 
 _MOST_CHARACTERS = 60_000
 _json_name = lru_cache(maxsize=1024)(dump_json)
-"""Returns a kind of events or the name of a node as JSON. There are few of them."""
+"""A function that returns a kind of events or the name of a node as JSON, cached because there are few of them."""
 
 
 @dataclass(frozen=True)
