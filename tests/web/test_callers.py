@@ -353,6 +353,28 @@ async def test_an_open_stream_ends_when_its_token_expires(
             await until(lambda: app.chat.running == 0)
 
 
+async def test_a_run_that_a_disconnect_cancels_outlives_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ends the stream, but the client has not gone away. With a new token, it reads the end of the run."""
+    gate, passed = Gate(), timedelta()
+    settings = settings_for(tmp_path, jwt_issuer=ISSUER, jwt_audience=AUDIENCE, jwt_key=SHARED)
+    body = {**STREAMS["/threads/room/runs/stream"], "on_disconnect": "cancel", "if_not_exists": "create"}
+    async with opened_app(ScriptedModel([["first", gate, " last"]]), settings) as app:
+        monkeypatch.setattr(app.memory, "clock", lambda: datetime.now(UTC) + passed)
+        async with listening(app, heartbeat_seconds=0.02) as client, asyncio.timeout(HANG_SECONDS):
+            async with client.stream("POST", "/threads/room/runs/stream", json=body, headers=token()) as response:
+                await gate.reached()
+                passed = timedelta(seconds=80)
+                assert "The token has expired" in (await response.aread()).decode()
+            gate.open()
+            later = token(exp=time.time() + 3600)
+            joined = await client.get(response.headers["location"], headers=later)
+            run = (await client.get(response.headers["content-location"], headers=later)).json()
+    assert '"status": "success"' in joined.text
+    assert run["status"] == "success"
+
+
 async def test_a_stream_reads_no_keys_for_a_caller_without_a_key_in_the_database(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

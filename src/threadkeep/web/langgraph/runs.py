@@ -40,9 +40,8 @@ _EXAMPLE = (
     'id: 1073741826-4c1f09b2a7de\nevent: values\ndata: {"messages": [{"type": "human", "content": "Hello"}]}\n\n'
     'event: end\ndata: {"run_id": "0199…", "status": "success"}\n\n'
 )
-_STREAM = streamed(_EXAMPLE, "The events of the run.")
-_STREAMS: dict[str, Any] = {"response_class": Response, "responses": {200: _STREAM}}
-_STARTED: dict[str, Any] = {"response_class": Response, "responses": {200: _STREAM, **_STARTING}}
+_STREAM: dict[str, Any] = {"response_class": Response, "responses": {200: streamed(_EXAMPLE, "The events of the run.")}}
+_STARTED: dict[str, Any] = {**_STREAM, "responses": {**_STREAM["responses"], **_STARTING}}
 _MOST = 200
 
 
@@ -203,16 +202,16 @@ def _address(run: Run) -> str:
 async def _with_heartbeats(
     asked: ThreadRuns, run: Run, parts: AsyncGenerator[bytes], *, cancels: bool
 ) -> AsyncGenerator[bytes]:
-    ended = False
     async with aclosing(with_keepalives(parts, asked.request)) as everything:
         try:
             async for part in everything:
                 yield HEARTBEAT if part is None else part
-            ended = True
+            cancels = False
         except ProblemRaised as refused:
+            cancels = False  # the service ends the stream, because the key or the token is not valid any more
             yield json_event({"error": refused.problem.type, "message": refused.problem.detail}, "error")
         finally:
-            if cancels and not ended:
+            if cancels:
                 with CancelScope(shield=True):  # the client disconnected, so this response is being cancelled
                     await asked.cancel_unless_ended(run.run_id)
 
@@ -299,7 +298,7 @@ async def join_run(asked: RunsInThread, run_id: RunId) -> dict[str, Any]:
     return await asked.values((await asked.run(run_id)).run_id)
 
 
-@router.get("/threads/{thread_id}/runs/{run_id}/stream", summary="Stream a run of a thread", **_STREAMS)
+@router.get("/threads/{thread_id}/runs/{run_id}/stream", summary="Stream a run of a thread", **_STREAM)
 async def join_run_stream(
     asked: RunsInThread,
     run_id: RunId,
@@ -316,7 +315,7 @@ async def join_run_stream(
     return await _join(asked, await asked.run(run_id), stream_mode, last_event_id, cancels=cancel_on_disconnect)
 
 
-@router.get("/threads/{thread_id}/stream", summary="Stream the newest run of a thread", **_STREAMS)
+@router.get("/threads/{thread_id}/stream", summary="Stream the newest run of a thread", **_STREAM)
 async def join_thread_stream(
     asked: RunsInThread, stream_mode: StreamModes = None, last_event_id: LastEventId = None
 ) -> EventStream:
