@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -25,6 +28,8 @@ from tests.web.services import (
 from threadkeep.agent.demo import DemoModel
 from threadkeep.runs.chat_turns import ChatEvent, ChatStarted, ChatTurn
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.web.problems import ProblemRaised, make_problem
+from threadkeep.web.streams import with_keepalives
 
 
 def text_of(events: list[Event]) -> str:
@@ -139,6 +144,29 @@ async def test_heartbeats_are_sent_during_a_model_call(tmp_path: Path) -> None:
             gate.open()
             rest = [event.name async for event in events if event.name]
     assert rest == ["token", "end"]
+
+
+async def test_events_do_not_delay_the_check_of_a_key() -> None:
+    """An event at 0.75 periods does not move the check from 1 to 1.75 periods, so the event at 1.5 is not sent."""
+    loop, seconds = asyncio.get_running_loop(), 0.2
+    arrivals = [loop.create_future() for _ in range(2)]
+    for count, arrival in enumerate(arrivals, 1):
+        loop.call_later(0.75 * count * seconds, arrival.set_result, count)
+
+    async def check(caller: object) -> None:
+        raise ProblemRaised(make_problem(401, "api-key-revoked", "It was revoked."))
+
+    async def events() -> AsyncGenerator[int]:
+        for arrival in arrivals:
+            yield await arrival
+
+    state = SimpleNamespace(heartbeat_seconds=seconds, keys=SimpleNamespace(check=check))
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=state), state=SimpleNamespace(caller=None))
+    sent = list[int | None]()
+    with suppress(ProblemRaised):
+        async for event in with_keepalives(events(), request):
+            sent.append(event)
+    assert 2 not in sent
 
 
 async def test_heartbeats_are_sent_while_a_turn_waits(tmp_path: Path) -> None:

@@ -207,10 +207,10 @@ async def encoded[T](
 
 
 async def with_keepalives[T](events: AsyncGenerator[T], request: Request) -> AsyncGenerator[T | None]:
-    """Yield the events, and None after each heartbeat period without an event. At the end, close `events`.
+    """Yield the events, and None when a heartbeat period has passed; then check the key. At the end, close `events`.
 
     Raises:
-        ProblemRaised: the key of the request is no longer valid.
+        ProblemRaised: the key or token of the request is no longer valid.
     """
     state, seconds, now = request.app.state, request.app.state.heartbeat_seconds, asyncio.get_running_loop().time
     upcoming: asyncio.Future[T] | None = None
@@ -221,7 +221,7 @@ async def with_keepalives[T](events: AsyncGenerator[T], request: Request) -> Asy
                 await state.keys.check(request.state.caller)
                 next_check = now() + seconds
             upcoming = upcoming or asyncio.ensure_future(anext(events))
-            await asyncio.wait([upcoming], timeout=seconds)
+            await asyncio.wait([upcoming], timeout=next_check - now())
             if not upcoming.done():
                 yield None
                 continue
