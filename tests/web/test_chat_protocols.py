@@ -562,12 +562,24 @@ async def test_a_run_of_ag_ui_that_asks_a_person_is_interrupted_and_resumed(
 async def test_text_before_a_question_of_ag_ui_stays_in_the_last_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client drops messages that a snapshot lacks, and the person would not see what the question is about."""
+    """A client drops messages that a snapshot lacks, and the person would not see what the question is about.
+
+    The client sends the text back: a repeated request gets the same question, and a repeated answer the same result.
+    """
     (tmp_path / "speaking.py").write_text(SPEAKING)
     monkeypatch.syspath_prepend(tmp_path)
     async with service(tmp_path, ScriptedModel([]), workflows="speaking=speaking:graph") as client:
         body = run_input([{"id": "a", "role": "user", "content": "Go."}]) | {"forwardedProps": {"workflow": "speaking"}}
         parts = await parts_of(client, "/api/v1/ag-ui", body)
+        body = body | {"messages": parts[-2]["messages"]}
+        repeated = await parts_of(client, "/api/v1/ag-ui", body)
+        [question] = parts[-1]["outcome"]["interrupts"]
+        body = body | {"resume": [{"interruptId": question["id"], "status": "resolved", "payload": "yes"}]}
+        resumed, again = [(await parts_of(client, "/api/v1/ag-ui", body))[-2:] for _ in range(2)]
+        unknown = await client.post("/api/v1/ag-ui", json=body | {"threadId": "other", "resume": None})
+    assert (repeated[-1], again) == (parts[-1], resumed)
+    assert [one["content"] for one in resumed[0]["messages"]] == ["Go.", "You said yes."]
+    assert unknown.status_code == 422
     streamed_id = next(one["messageId"] for one in parts if "messageId" in one)
     assert parts[-1]["outcome"]["type"] == "interrupt"
     assert [(one["id"], one["content"]) for one in parts[-2]["messages"]] == [

@@ -238,10 +238,7 @@ async def forget_procedure(procedure_id: ProcedureId, app: AppInUse, user_id: Us
 graphiti_router = APIRouter(prefix="/api/v1/knowledge", tags=["knowledge"])
 
 _READING = documented(422, 503)
-_ADMINISTERING: dict[str, Any] = {
-    "responses": documented(400, 404, 409, 413, 422, 503),
-    "openapi_extra": ADMINISTERS,
-}
+_ADMINISTERING: dict[str, Any] = {"responses": documented(400, 404, 409, 413, 422, 503), "openapi_extra": ADMINISTERS}
 _ASKING = documented(400, 404, 409, 413, 422, 502, 503)
 
 

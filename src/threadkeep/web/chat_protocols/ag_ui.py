@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -33,6 +34,7 @@ _EXAMPLE = (
     'data: {"type": "TEXT_MESSAGE_CONTENT", "messageId": "0199…", "delta": "Hello"}\n\n'
     'data: {"type": "RUN_FINISHED", "threadId": "session-123", "runId": "r1"}\n\n'
 )
+_STREAM: dict[int | str, Any] = {200: streamed(_EXAMPLE, "The events of the run."), **TURN_FAILURES}
 
 
 class ResumeEntry(BaseModel):
@@ -164,12 +166,7 @@ class _Events(StreamParts):
         return {"id": message_id, "role": role, "content": self._sent.get(str(message_id), text)}
 
 
-@router.post(
-    "",
-    summary="Answer an AG-UI thread",
-    response_class=Response,
-    responses={200: streamed(_EXAMPLE, "The events of the run."), **TURN_FAILURES},
-)
+@router.post("", summary="Answer an AG-UI thread", response_class=Response, responses=_STREAM)
 async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer the new messages of a thread. Messages with a stored id are not stored again.
 
@@ -181,6 +178,7 @@ async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, requ
     rows = [{**{name: one.get(name) or "" for name in ("role", "id")}, "content": _content(one)} for one in spoken]
     sent = Sent(messages_of(rows), body.thread_id, user_id, body.prop("workflow") or CHAT)
     resumed = await _resumed(app, body.resume, sent) if body.resume else None
+    sent = sent if resumed is not None else await _up_to_question(app, sent)
     turn = await sent.begin(app, stream=True) if resumed is None else join_run(app, resumed)
     return await open_stream(turn, _Events(app, body, user_id), request)
 
@@ -206,6 +204,17 @@ async def _resumed(app: App, answers: Sequence[ResumeEntry], sent: Sent) -> Run 
     else:
         await runs.resume(waiting.run_id, values, user_id=sent.user_id, questions=values.keys())
     return waiting
+
+
+async def _up_to_question(app: App, sent: Sent) -> Sent:
+    """Return the request without the texts after its last user message, if that message is stored.
+
+    The last snapshot of a run that asks a person may end with such texts. A repeated request contains them.
+    """
+    end = max((count for count, one in enumerate(sent.messages, 1) if one.type == "human"), default=0)
+    asked = id_of(sent.messages[end - 1]) if 0 < end < len(sent.messages) else None
+    known = asked and await app.memory.session(str(sent.session_id), user_id=sent.user_id).find(asked)
+    return replace(sent, messages=sent.messages[:end]) if known else sent
 
 
 def _content(message: Mapping[str, JsonValue]) -> JsonValue:

@@ -32,6 +32,7 @@ _EXAMPLE = (
     '"choices": [{"index": 0, "delta": {"content": "Hello"}}]}\n\n'
     "data: [DONE]\n\n"
 )
+_ANSWERS: dict[int | str, Any] = {200: streamed(_EXAMPLE, "Successful Response"), **TURN_FAILURES}
 
 
 class CompletionBody(
@@ -159,12 +160,7 @@ async def get_model(model: Annotated[str, Path(max_length=200, description="A wo
     return ModelBody(id=app.workflows.get(model).name)
 
 
-@router.post(
-    "/chat/completions",
-    summary="Answer a conversation",
-    response_model=Completion,
-    responses={200: streamed(_EXAMPLE, "Successful Response"), **TURN_FAILURES},
-)
+@router.post("/chat/completions", summary="Answer a conversation", response_model=Completion, responses=_ANSWERS)
 async def complete(
     body: CompletionBody,
     app: AppInUse,
