@@ -119,8 +119,9 @@ async def test_a_client_writes_only_with_the_switch_and_the_scope(memory: Memory
     async with Client(memory_server(memory, lambda: McpCaller("ann", writes=True), writes=True)) as client:
         assert text_of(await client.call_tool("add_messages", said)) == "Stored as messages 3 to 3."
         named = {**said, "messages": [{"role": "user", "content": "And a fish.", "id": "m1"}]}
-        for _ in range(2):  # a retry stores nothing twice
-            assert text_of(await client.call_tool("add_messages", named)) == "Stored as messages 4 to 4."
+        stored = [text_of(await client.call_tool("add_messages", named)) for _ in range(2)]  # the second is a retry
+        assert stored[0] == "Stored as messages 4 to 4."
+        assert stored[1] == stored[0] + " The id m1 was known, so its message was not stored."
         refused = await client.call_tool("add_messages", {**said, "session_id": "b"})
         assert refused.is_error
         missing = await client.call_tool("get_context", {"session_id": "none"})

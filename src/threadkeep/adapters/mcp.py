@@ -153,12 +153,13 @@ class _Tools(MemoryAdapter):
         return _quoted([quoted_text(f"{fact.scope.kind} {fact.scope.owner}", fact.text) for fact in found])
 
     async def add_messages(self, session_id: SessionId, messages: list[NewMessage]) -> str:
-        """Append messages to a session as one turn; a new id creates a session. Give messages ids to retry safely."""
+        """Append messages to a session as one turn; a new id creates a session. Unique message ids allow retries."""
         self._check_writes()
         with _tool_errors():
             new = [Message(one.role, one.content, one.id) for one in messages]
             receipt = await self._session(session_id).append(new)
-        return f"Stored as messages {receipt.first_seq} to {receipt.last_seq}."
+        known = "".join(f" The id {one} was known, so its message was not stored." for one in receipt.duplicates)
+        return f"Stored as messages {receipt.first_seq} to {receipt.last_seq}.{known}"
 
     async def delete_session(self, session_id: SessionId) -> str:
         """Delete a session with all its messages, permanently."""
