@@ -307,7 +307,7 @@ class MemoryService(MemoryAdapter, BaseMemoryService):
         return SearchMemoryResponse(memories=entries)
 
     async def delete_memory(self, *, app_name: str, user_id: str, memory_id: str | None = None) -> None:
-        """Take back a message in the user's sessions of the app, and all later messages of the run that stored it.
+        """Take back a message in the user's sessions of the app, its answers, and all later messages of its run.
 
         An unknown id is ignored. Searches and sessions no longer return the message, and adding its session again
         does not store it again. The transcript keeps it in the `history` view until its session or its user is erased.

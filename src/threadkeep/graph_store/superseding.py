@@ -127,13 +127,12 @@ class ConversationSuperseding:
         return ranges_of(seqs_down(last, first, conversation.superseded))
 
     async def _run_ranges(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
-        """Return the `seq` ranges of a question, and of later active messages of its run or answering it."""
+        """Return the `seq` ranges of a question, its active answers, and the later active messages of its run."""
         found = {question.seq or 0}
-        if question.run_id is not None:
-            async for message in self._reader.up(chunks.conversation, min(found) + 1, last, items=chunks):
-                is_of_turn = message.run_id == question.run_id or message.answers == question.id
-                if is_of_turn and message.superseded_at is None:
-                    found.add(message.seq or 0)
+        async for message in self._reader.up(chunks.conversation, min(found) + 1, last, items=chunks):
+            is_of_run = question.run_id is not None and message.run_id == question.run_id
+            if (is_of_run or message.answers == question.id) and message.superseded_at is None:
+                found.add(message.seq or 0)
         return ranges_of(found)
 
     async def _write(

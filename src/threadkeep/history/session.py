@@ -435,7 +435,7 @@ class Session:
         return list((await self._supersede(Superseding(self.session_id, newest=n))).messages)
 
     async def take_back_turn(self, question_id: str) -> int:
-        """Supersede a question and the later messages of its run; return how many were superseded.
+        """Supersede a question, its answers and the later messages of its run; return how many were superseded.
 
         Return 0 if the question does not exist, or is superseded already.
 

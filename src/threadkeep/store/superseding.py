@@ -39,9 +39,9 @@ def ranges_of(seqs: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Span:
-    """A range of `seq`, both ends included. If a message in it gets a new version, `id` is this message's id.
+    """A range of `seq`, both ends included. `id` is the id of the message that the request names, if it names one.
 
-    With a `run_id`, only the messages of that run are superseded.
+    With a `run_id` ("" for no run), only the message `id`, its answers and the messages of that run are superseded.
     """
 
     first_seq: int
@@ -205,9 +205,8 @@ class SupersedingWriter:
         seq = message.seq or 0
         if superseding.scope == "after":
             return Span(seq + 1, last_seq)
-        alone = superseding.scope == "message" or (superseding.scope == "run" and message.run_id is None)
-        run_id = message.run_id if superseding.scope == "run" else None
-        return Span(seq, seq if alone else last_seq, message.id, run_id)
+        run_id = (message.run_id or "") if superseding.scope == "run" else None
+        return Span(seq, seq if superseding.scope == "message" else last_seq, message.id, run_id)
 
     async def _insert(
         self, connection: Connection, superseding: Superseding, new: Prepared, *, now: str

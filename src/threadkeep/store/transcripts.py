@@ -139,7 +139,7 @@ class Recent:
 
 type Scope = Literal["message", "from", "after", "run"]
 """The messages to supersede: the named message (`message`), the named and all later ones (`from`), only the later ones
-(`after`), or the named and the later ones of its run (`run`)."""
+(`after`), or the named, the answers to it, and the later ones of its run (`run`)."""
 
 
 @dataclass(frozen=True)

@@ -163,12 +163,12 @@ class SupersedingGuarantees(TranscriptSource):
         async with self.open_transcripts() as transcripts:
             of_run = [Message("user", "q1", "q1", run_id="r1"), Message("assistant", "a1", "a1", run_id="r1")]
             await transcripts.append(turn(user("q0", "q0"), of_run[0], assistant("other", run_id="r2"), of_run[1]))
-            await transcripts.append(turn(Message("assistant", "again", run_id="r3", answers="q1")))
+            await transcripts.append(turn(*[Message("assistant", "new", run_id="r3", answers=q) for q in ("q1", "q0")]))
             taken = await transcripts.supersede(Superseding("room:1", message_id="q1", scope="run"))
             assert (taken.count, taken.first_seq, taken.last_seq) == (3, 2, 5)
-            assert await _active(transcripts) == ["q0", "other"]
+            assert await _active(transcripts) == ["q0", "other", "new"]
             assert await transcripts.superseded("room:1") == [(2, 2), (4, 5)]
-            assert (await transcripts.supersede(Superseding("room:1", message_id="q0", scope="run"))).count == 1
+            assert (await transcripts.supersede(Superseding("room:1", message_id="q0", scope="run"))).count == 2
             assert await _active(transcripts) == ["other"]
 
     async def test_what_came_after_a_place_can_be_left_as_it_is(self) -> None:

@@ -21,12 +21,12 @@ WHERE m.session_id = :session_id AND m.seq >= :first_seq AND m.seq <= :last_seq 
 ORDER BY m.seq
 
 -- name: supersede_between
--- Supersede messages; with a :run_id, only those of this run and answers to the message :id. Only the message :id gets
--- :superseded_by as its replacement.
+-- Supersede messages; with a :run_id, only the message :id, the answers to it and the messages of this run. Only the
+-- message :id gets :superseded_by as its replacement.
 UPDATE chat_messages SET
     superseded_at = :now, superseded_by = CASE WHEN id = :id THEN CAST(:superseded_by AS TEXT) END
 WHERE session_id = :session_id AND seq >= :first_seq AND seq <= :last_seq AND superseded_at IS NULL
-    AND (CAST(:run_id AS TEXT) IS NULL OR run_id = :run_id OR answers = :id)
+    AND (CAST(:run_id AS TEXT) IS NULL OR id = :id OR run_id = :run_id OR answers = :id)
 RETURNING seq
 
 -- name: superseded_ranges
