@@ -68,6 +68,7 @@ async def test_summaries_quotes_and_facts_are_unfolded(narrow: httpx2.AsyncClien
     assert "unfolded" in page.words
     assert "old #1" in page.words
     assert "home_city" in page.words
+    assert "confirmed 1 time old #1" in page.words
     assert "a summary stands for it" in page.words
 
 
