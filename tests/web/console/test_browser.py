@@ -18,6 +18,7 @@ from tests.web.console.demo_service import opened_service
 from tests.web.console.test_sessions import said
 from tests.web.services import listening, opened_app, settings_for
 from tests.web.test_runs import FLOW
+from threadkeep.records import Message
 from threadkeep.runs.chat_turns import ChatTurn
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.testing import Gate, ScriptedModel
@@ -47,6 +48,12 @@ PAGES = [
     "/console/sessions/telegram:4242:-7001",
     "/console/sessions/nothing",
 ]
+
+_FOCUS = """() => {
+  const focus = document.activeElement, form = document.querySelector(".composer");
+  const [{ bottom }, { top }] = [focus, form].map((one) => one.getBoundingClientRect());
+  return { in_form: form.contains(focus), bottom, form_top: top };
+}"""
 
 
 @asynccontextmanager
@@ -426,6 +433,46 @@ async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
         await page.keyboard.press("Enter")
         await page.locator(".message .text").filter(has_text="Two or ").wait_for()
         assert await page.evaluate("document.activeElement.matches('.composer textarea')")
+
+
+async def test_the_form_at_the_end_does_not_hide_the_focus(tmp_path: Path) -> None:
+    """Each control of a transcript is visible when Tab reaches it, though the form stays at the end of the window."""
+    async with (
+        opened_app(ScriptedModel([]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await app.memory.session("s").append([Message("user", f"{number}.") for number in range(16)])
+        for width in (400, 1240):
+            await page.set_viewport_size({"width": width, "height": 800})
+            await page.goto("/console/sessions/s")
+            await page.locator(".actions a").last.focus()
+            hidden: list[bool] = []
+            while True:
+                await page.keyboard.press("Tab")
+                focus = await page.evaluate(_FOCUS)
+                if focus["in_form"]:
+                    break
+                hidden.append(focus["bottom"] > focus["form_top"])
+            assert hidden == [False] * 16 * 3, width  # its number, and the buttons to answer it again and to edit it
+
+
+async def test_what_an_empty_list_says_fits_into_a_narrow_window(tmp_path: Path) -> None:
+    """No part of it is outside a table that scrolls. A list with a filter says that nothing matches."""
+    async with (
+        opened_app(ScriptedModel([]), settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url), viewport={"width": 400, "height": 800}) as page,
+    ):
+        for address, text in (
+            ("runs", "No run yet."),
+            ("runs?session=none", "No run matches all of this."),
+            ("knowledge", "Nothing is known yet."),
+            ("channels", "No bot has received a message."),
+        ):
+            await page.goto(f"/console/{address}")
+            table = page.locator(".table").filter(has_text=text)
+            assert await table.evaluate("table => table.scrollWidth <= table.clientWidth"), address
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

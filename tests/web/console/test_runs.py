@@ -221,7 +221,7 @@ async def test_the_page_of_a_run_has_its_tree_its_trace_and_its_usage(bots: http
     assert "model called" in (await opened(bots, children[0])).words
     listed = await opened(bots, "/console/runs?workflow=parent&status=done")
     assert run["run_id"] in listed.text
-    assert "No such run." in (await opened(bots, "/console/runs?status=failed")).words
+    assert "No run matches all of this." in (await opened(bots, "/console/runs?status=failed")).words
 
 
 async def test_the_time_of_a_long_run_is_in_minutes(tmp_path: Path) -> None:
@@ -238,4 +238,4 @@ async def test_the_time_of_a_long_run_is_in_minutes(tmp_path: Path) -> None:
 async def test_the_runs_of_a_session_are_filtered_by_user(client: httpx2.AsyncClient) -> None:
     await said(client, "s", "One.", user_id="ana")
     assert "ana" in (await opened(client, "/console/runs?session=s")).words
-    assert "No such run." in (await opened(client, "/console/runs?session=s&user=ben")).words
+    assert "No run matches all of this." in (await opened(client, "/console/runs?session=s&user=ben")).words
