@@ -74,7 +74,7 @@ class RightsMissing(StoreError):
 
 
 class RowLocked(StoreUnavailable):
-    """Another transaction kept a row locked for too long; writes to other rows may succeed."""
+    """Another transaction kept a row locked for too long, or a deadlock occurred; writes to other rows may succeed."""
 
 
 class StatementCancelled(StoreUnavailable):
@@ -218,7 +218,7 @@ class Driver(Protocol):
             return await connection.fetch(sql, parameters)
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Execute statements as one write transaction, again after a deadlock; return the rows of each statement."""
+        """Execute statements in one transaction, which is repeated once after a deadlock; return each one's rows."""
         try:
             async with self.transaction() as transaction:
                 return await transaction.commit(statements)

@@ -166,7 +166,8 @@ ORDER BY p.key COLLATE "C", p.proposal_id
 FOR UPDATE
 
 -- name: lock_facts_of_keys
--- Lock the newest value of a key first, as all writers do. On PostgreSQL only.
+-- Lock the newest value of a key first, as all writers do; the keys are in the order of Python's `sorted`. On PostgreSQL
+-- only.
 -- include: facts_of_keys
 ORDER BY f.key COLLATE "C", f.owner COLLATE "C", f.valid_to DESC NULLS FIRST, f.valid_from DESC, f.fact_id DESC
 FOR UPDATE

@@ -58,7 +58,7 @@ WHERE r.status = 'queued'
 -- include: page
 
 -- name: newest_open_of_session
--- The queued and the running runs of a session have an index. The CTE keeps SQLite from reading all its runs.
+-- An index has the queued and running runs of each session. The CTE keeps SQLite from reading all runs of the session.
 WITH opened AS MATERIALIZED (
     SELECT run_id, created_at, workflow, status, session_id, user_id, set_aside, parent_run_id
     FROM chat_runs WHERE session_id = :session_id AND status IN ('queued', 'running')
