@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import Context
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -43,6 +44,7 @@ from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory, recorded, session_turn
 from threadkeep.agent.callbacks import RootCall, root_callbacks
+from threadkeep.agent.conversion import text_of
 from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.agent.root_runs import RootRun
 from threadkeep.observe import ModelFailed
@@ -443,10 +445,15 @@ async def test_no_run_stays_open_after_its_end(small_memory: Memory) -> None:
     assert middleware.open_runs == 0
 
 
+def remembered_questions() -> list[list[str]]:
+    """Return the questions of the root runs that are still in the process."""
+    gc.collect()
+    return [[*map(text_of, one.question)] for one in gc.get_objects() if isinstance(one, RootRun)]
+
+
 def remembered_runs() -> int:
     """Return the number of root runs that are still in the process."""
-    gc.collect()
-    return sum(isinstance(one, RootRun) for one in gc.get_objects())
+    return len(remembered_questions())
 
 
 @pytest.mark.parametrize("kind", ["agent", "recorded", "silent"])
@@ -482,6 +489,77 @@ async def test_a_waiting_call_that_is_cancelled_leaves_no_object(small_memory: M
     assert await first == "one"
     del first, second
     assert remembered_runs() == before
+
+
+async def test_a_run_that_waited_leaves_no_object_while_others_wait(small_memory: Memory) -> None:
+    """A session that is never idle would otherwise keep the messages of all its turns in memory."""
+    one, two, three = gates = [Gate() for _ in range(3)]
+    model = ScriptedModel([[one, "yes"], [two, "yes"], [three, "yes"], "yes"])
+    agent = make_agent(model, [SessionMemory(small_memory)])
+    asked = []
+    for number in range(4):
+        asked.append(asyncio.create_task(ask(agent, f"{number}?")))
+        await (one.reached() if number == 0 else asyncio.wait([asked[-1]], timeout=0.1))
+    for gate, following in pairwise(gates):
+        gate.open()
+        await following.reached()
+    await asyncio.gather(*asked[:2])
+    del asked[:2]
+    assert ["1?"] not in remembered_questions()
+    three.open()
+    await asyncio.gather(*asked)
+
+
+async def test_a_run_that_fails_before_its_question_is_not_open(small_memory: Memory) -> None:
+    class Refusing(AgentMiddleware):
+        """Middleware that refuses every question."""
+
+        async def abefore_model(self, state: object, runtime: object) -> None:
+            """Fail."""
+            raise RuntimeError("refused")
+
+    middleware = SessionMemory(small_memory)
+    with pytest.raises(RuntimeError, match="refused"):
+        await ask(make_agent(ScriptedModel([]), [middleware, Refusing()]), "hi")
+    assert middleware.open_runs == 0
+    await ask(make_agent(ScriptedModel(["hello"]), [middleware]), "and now?")
+    assert [text for _, text in await kept(small_memory)][-2:] == ["and now?", "hello"]
+
+
+async def test_a_repeat_of_a_question_discards_its_failed_answer(small_memory: Memory) -> None:
+    """The graph catches the failure and ends, so the partial answer is held in memory until the repeat."""
+    middleware = SessionMemory(small_memory)
+    agent = make_agent(ScriptedModel([["Let me ", "see", DOWN], "fine"]), [middleware])
+
+    async def caught(state: MessagesState) -> dict[str, list[BaseMessage]]:
+        with pytest.raises(ConnectionError):
+            async for _ in agent.astream(state, stream_mode="messages"):
+                pass
+        return {"messages": []}
+
+    graph: Agent = StateGraph(MessagesState).add_node(caught).add_edge(START, "caught").compile()
+    await graph.ainvoke(input_of("hi", "m1"), config_of())
+    assert middleware.open_runs == 1
+    assert await ask(agent, "hi", message_id="m1") == "fine"
+    assert middleware.open_runs == 0
+    assert await kept_with_status(small_memory) == [("user", "hi", "complete"), ("assistant", "fine", "complete")]
+
+
+async def test_the_text_beside_a_handover_is_not_stored_if_the_next_agent_fails(small_memory: Memory) -> None:
+    @tool
+    def hand_over() -> Command[Any]:
+        """Hand over to the second agent."""
+        return Command(goto="second", graph=Command.PARENT)
+
+    call = AIMessage("One moment.", tool_calls=[{"name": "hand_over", "args": {}, "id": "call-1"}])
+    graph: Any = StateGraph(MessagesState)
+    first = make_agent(ScriptedModel([call]), [SessionMemory(small_memory)], [hand_over])
+    graph.add_node("first", first, destinations=("second",))
+    graph.add_node("second", make_agent(ScriptedModel([DOWN]), [SessionMemory(small_memory)]))
+    graph.add_edge(START, "first")
+    with pytest.raises(ConnectionError):
+        await graph.compile().ainvoke(input_of("hi"), config_of())
+    assert await kept(small_memory) == [("user", "hi")]
 
 
 async def test_the_memory_does_not_reference_unused_middleware(small_memory: Memory) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from langchain.agents.middleware import AgentMiddleware, AgentState, HumanInTheLoopMiddleware, hook_config
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Command
 
-from tests.agent.talking import ROOM, add, adding, config_of, input_of, make_agent
+from tests.agent.talking import ROOM, Agent, add, adding, ask, config_of, input_of, kept, make_agent
 from tests.agent.ways import Loop
 from tests.conftest import url_of
 from tests.limits import HANG_SECONDS
@@ -174,6 +176,38 @@ def test_a_blocking_call_does_not_wait_for_its_own_loop(
     finally:
         loop.close()
     assert texts == ["first", "second", "at once", "late", *(["more", "later"] * waiting)]
+
+
+@pytest.mark.parametrize("fails", ["model", "tool"])
+async def test_a_failure_that_a_graph_catches_releases_the_session(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """The graph may run for long after the failure, so the next turn does not wait for its end."""
+    monkeypatch.setattr("threadkeep.agent.root_runs._IDLE_SECONDS", 2 * HANG_SECONDS)
+
+    @tool
+    def explode() -> str:
+        """Fail."""
+        raise RuntimeError("broken")
+
+    call = AIMessage("", tool_calls=[{"name": "explode", "args": {}, "id": "call-1"}])
+    reply = call if fails == "tool" else RuntimeError("broken")
+    gate, agent = Gate(), make_agent(ScriptedModel([reply]), [SessionMemory(memory)], [explode])
+
+    async def caught(state: MessagesState) -> dict[str, list[BaseMessage]]:
+        with pytest.raises(RuntimeError, match="broken"):
+            await agent.ainvoke(state)
+        await gate.pass_through()
+        return {"messages": []}
+
+    graph: Agent = StateGraph(MessagesState).add_node(caught).add_edge(START, "caught").compile()
+    first = asyncio.create_task(graph.ainvoke(input_of("first"), config_of()))
+    await gate.reached()
+    async with asyncio.timeout(HANG_SECONDS):
+        await ask(make_agent(ScriptedModel(["two"]), [SessionMemory(memory)]), "second")
+    gate.open()
+    await first
+    assert await kept(memory) == [("user", "first"), ("user", "second"), ("assistant", "two")]
 
 
 async def test_a_long_wait_for_an_earlier_turn_is_reported_once(

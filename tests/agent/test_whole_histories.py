@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from itertools import combinations, pairwise
 from typing import Annotated, Any, TypedDict
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from langchain.agents import create_agent
 from langchain.agents.middleware import PIIDetectionError, PIIMiddleware
@@ -418,3 +419,30 @@ def test_a_shortened_conversation_with_repeated_texts_is_known_in_order(said: li
     found = [known.rows[index].seq for index in range(len(sent))]
     assert found == sorted({seq for seq in found if seq is not None})
     assert known.changed == ([len(sent)] if sent else [])
+
+
+@example(rows="ab", texts="aba")
+@given(rows=st.text("abc", min_size=1, max_size=6), texts=st.text("abcd", min_size=1, max_size=6))
+def test_as_many_messages_as_possible_are_known_in_order(rows: str, texts: str) -> None:
+    """A client may omit, repeat, move and change messages."""
+    stored = [Message(role="user", content=text, id=str(seq), seq=seq) for seq, text in enumerate(rows)]
+    known = known_messages([*map(HumanMessage, texts)], stored)
+    found = [(index, known.rows[index].seq) for index in sorted(known.rows)]
+    assert all(texts[index] == rows[seq or 0] for index, seq in found)
+    assert len({seq for _, seq in found}) == len(found)
+    increasing = [
+        some
+        for count in range(len(found) + 1)
+        for some in combinations([seq or 0 for _, seq in found], count)
+        if all(earlier < later for earlier, later in pairwise(some))
+    ]
+    common = {some for count in range(len(texts) + 1) for some in combinations(texts, count)}
+    longest = max(count for count in range(len(rows) + 1) if common & {*combinations(rows, count)})
+    assert max(map(len, increasing)) == longest
+
+
+def test_the_newer_of_two_equal_messages_is_the_stored_one() -> None:
+    """The older one then precedes the stored conversation, so it is no change."""
+    stored = [Message(role="user", content=text, id=text) for text in "ac"]
+    known = known_messages([HumanMessage("a"), HumanMessage("a")], stored)
+    assert ({index: row.content for index, row in known.rows.items()}, known.changed) == ({1: "a"}, [])

@@ -11,7 +11,7 @@ from tests.cli.running import CommandLine
 from threadkeep import Evidence, Memory, Message, Scope
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.proposals import Proposed, Reading
-from threadkeep.records.knowledge import FactQuery
+from threadkeep.records.knowledge import SCOPE_KINDS, FactQuery, ScopeKind
 
 ANN = ("--user", "ann")
 
@@ -69,6 +69,28 @@ def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
     assert "value of b" in cli("facts", "show", "b", "--workspace", "shop").out
     forgotten = cli("facts", "forget", "b", "--workspace", "shop", "--yes", "--json").json
     assert forgotten == {"forgotten": 1, "not_found": []}
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"), [("--session", "session"), ("--workspace", "workspace"), ("--user", "user")]
+)
+def test_each_command_uses_the_named_scope(cli: CommandLine, option: str, kind: ScopeKind) -> None:
+    """The same owner and key in the other scopes are not changed."""
+
+    async def remembering(memory: Memory) -> None:
+        await memory.session("x").append([Message(role="user", content="hi")])
+        for other in SCOPE_KINDS:
+            await memory.knowledge.remember(Scope(other, "x"), "diet", "vegan")
+
+    def left() -> list[tuple[str, str]]:
+        return sorted((fact["scope"], fact["value"]) for fact in cli("facts", "list", "--json").json["facts"])
+
+    cli.with_memory(remembering)
+    assert [fact["scope"] for fact in cli("facts", "list", option, "x", "--json").json["facts"]] == [kind]
+    cli("facts", "add", "diet", "kosher", option, "x")
+    assert left() == sorted((other, "kosher" if other == kind else "vegan") for other in SCOPE_KINDS)
+    cli("facts", "forget", "diet", option, "x", "--yes")
+    assert left() == sorted((other, "vegan") for other in SCOPE_KINDS if other != kind)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
 
 from tests.cli.running import CommandLine
-from threadkeep import Memory, Message
+from threadkeep import Memory, Message, Scope
+from threadkeep.knowledge.graphiti.turns import group_id_of
+from threadkeep.records.knowledge import ScopeKind
+from threadkeep.testing import FakeGraphiti
 
 ENDPOINT = "http://127.0.0.1:9"
 
@@ -104,6 +108,16 @@ def test_earlier_turns_are_queued_by_the_command(cli: CommandLine) -> None:
     assert "1 earlier turn queued." in cli("knowledge", "backfill", "--all").out
     assert cli("knowledge", "backfill", "--session", "room:1", "--json").json == {"queued": 0, "left": 0}
     assert cli("knowledge", "purge", "--session", "room:1").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"), [("--session", "session"), ("--workspace", "workspace"), ("--user", "user")]
+)
+async def test_the_group_of_the_named_scope_is_purged(cli: CommandLine, option: str, kind: ScopeKind) -> None:
+    async with FakeGraphiti() as server:
+        cli.set(THREADKEEP_GRAPHITI_ENDPOINT=server.url)
+        purged = await asyncio.to_thread(cli, "knowledge", "purge", option, "x", "--yes", "--json")
+    assert (purged.exit_code, purged.json["group_id"]) == (0, group_id_of(Scope(kind, "x")))
 
 
 def test_an_erase_names_what_remains_in_graphiti(cli: CommandLine) -> None:

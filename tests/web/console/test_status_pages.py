@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from tests.web.console.pages import opened, sent
 from tests.web.console.test_sessions import said
@@ -14,7 +17,8 @@ from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
 from threadkeep.knowledge.proposals import Proposed, Reading
 from threadkeep.records.knowledge import ProposalQuery, Scope
-from threadkeep.testing import FakeGraphiti
+from threadkeep.settings import Settings
+from threadkeep.testing import FakeGraphiti, SettableClock
 
 
 async def proposed(app: App, session_id: str, *facts: Proposed) -> None:
@@ -115,3 +119,18 @@ async def test_health_has_figures_and_charts(client: httpx2.AsyncClient) -> None
     assert page.text.count('class="chart"') == 2
     assert "median duration of 2 turns" in page.words
     assert "0 failed of the newest 2 runs" in page.words
+
+
+async def test_each_turn_is_in_one_column_of_the_chart(
+    tmp_path: Path, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest turn is at the end of the last column, and the others are at the beginnings of columns."""
+    given = Settings.memory_options
+    monkeypatch.setattr(Settings, "memory_options", lambda self: replace(given(self), clock=clock))
+    async with opened_app(DemoModel(), settings_for(tmp_path)) as app, client_of(app) as client:
+        for _ in range(25):
+            await said(client, "s", "Hello.")
+            clock.advance(60)
+        page = await opened(client, "/console/health")
+    columns = [int(number) for number in re.findall(r"<title>[^<]* UTC: (\d+) turns</title>", page.text)]
+    assert columns == [*[1] * 23, 2]
