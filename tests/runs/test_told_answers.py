@@ -68,12 +68,12 @@ async def test_an_answer_of_an_outage_is_superseded_by_a_delivered_one(
     # The reference to the turn keeps the run's stream in this process until the end of the test.
     turn = chat.begin(said("hi", "1"), stream=False)
     await gate.reached()
-    async with outage():
-        gate.open()
-        assert (await turn.answer()).response == "mine"
     async with open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere:
         answer = Message("assistant", "theirs", answers="1", author="answer")
         await elsewhere.session(ROOM).record([answer], answers="1", told=True)
+    async with outage():
+        gate.open()
+        assert (await turn.answer()).response == "mine"
     assert await memory.pending.deliver()
 
     async def run_is_over() -> bool:
@@ -196,12 +196,12 @@ async def test_an_answer_of_an_outage_is_kept_after_its_run_was_taken_over(
     chat = make_chat(memory, ScriptedModel([[gate, "mine"]]), runs=WATCHFUL)
     turn = chat.begin(said("hi", "1"), stream=False)
     await gate.reached()
-    async with outage():
-        gate.open()
-        assert (await turn.answer()).response == "mine"
     async with open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere:
         answer = Message("assistant", "theirs", answers="1", author="answer")
         await elsewhere.session(ROOM).record([answer], answers="1", told=True)
+    async with outage():
+        gate.open()
+        assert (await turn.answer()).response == "mine"
     assert await memory.pending.deliver()
     messages = await memory.session(ROOM).tail(9, view="history")
     assert [(one.content, one.superseded_at is None) for one in messages] == [

@@ -96,8 +96,8 @@ class RunServiceOptions:
     - `trace_seconds`: trace events are stored after this time if a caller follows the run; otherwise after
       `late_trace_seconds`.
     - `progress_seconds`: checkpoints are stored after this time if the run's last steps may be repeated.
-    - `keep_progress_seconds`: the end of a run waits at most this long for a checkpointer, or for messages, in another
-      database that is down. After that, a retry starts from an earlier checkpoint.
+    - `keep_progress_seconds`: if only the database of the checkpointer or of the messages is down, the end of a run
+      waits at most this long. After that, a retry starts from an earlier checkpoint.
     - `keep_checkpoints_seconds`: checkpoints of runs without a result stay for this time, for a retry.
     """
 
