@@ -13,7 +13,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 
 from tests.foreign.chat_page import IS_BUILT, page_address, serving_page
-from tests.web.console.test_browser import CHROMIUM, tab
+from tests.web.console.test_browser import CHROMIUM, playwright, tab
 from tests.web.services import listening, opened_app, settings_for, until
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.resources import RunContext
@@ -65,6 +65,11 @@ async def _written(page: Any) -> None:
     await page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
+async def _shown(page: Any, text: str) -> None:
+    # While the page loads the state of a finished run, it may show the last answer twice.
+    await playwright.expect(page.get_by_text(text, exact=True)).to_have_count(1, timeout=30_000)
+
+
 async def _history(client: httpx2.AsyncClient, thread_id: str) -> list[tuple[str, str]]:
     messages = (await client.get(f"/api/v1/chat/history/{thread_id}")).json()["messages"]
     return [(one["content"], one["status"]) for one in messages]
@@ -78,19 +83,19 @@ async def test_users_chat_edit_regenerate_and_cancel(tmp_path: Path, origin: str
     async with opened_app(model, settings) as app, listening(app) as client, tab(origin) as page:
         await page.goto(page_address(origin, str(client.base_url), "chat"))
         await _say(page, "First")
-        await page.get_by_text("One.").wait_for()
+        await _shown(page, "One.")
         await _say(page, "Second")
-        await page.get_by_text("Two.", exact=True).first.wait_for()
+        await _shown(page, "Two.")
         await page.reload()
-        await page.get_by_text("Two.", exact=True).first.wait_for()
+        await _shown(page, "Two.")
         await _press(page, page.get_by_role("button", name="Edit").last)
         await page.locator("textarea").first.fill("Second, please")
         await _press(page, page.get_by_role("button", name="Submit"))
-        await page.get_by_text("Two again.").wait_for()
+        await _shown(page, "Two again.")
         await _press(page, page.get_by_role("button", name="Refresh").last)
-        await page.get_by_text("Another two.").wait_for()
+        await _shown(page, "Another two.")
         await _say(page, "Third")
-        await page.get_by_text("Slowly").wait_for()
+        await _shown(page, "Slowly")
         await page.get_by_role("button", name="Cancel").press("Enter")
         thread_id = page.url.partition("threadId=")[2].partition("&")[0]
 
@@ -112,4 +117,4 @@ async def test_an_interrupt_of_a_run_is_answered(tmp_path: Path, origin: str) ->
         await page.get_by_role("button", name="Accept").wait_for()
         await page.reload()
         await _press(page, page.get_by_role("button", name="Accept"))
-        await page.get_by_text("A person chose accept.").wait_for()
+        await _shown(page, "A person chose accept.")
