@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from tests.web.services import (
     until,
 )
 from threadkeep.agent.demo import DemoModel
+from threadkeep.errors import SessionNotFound
 from threadkeep.runs.chat_turns import ChatEvent, ChatStarted, ChatTurn
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.web.problems import ProblemRaised, make_problem
@@ -160,13 +161,69 @@ async def test_events_do_not_delay_the_check_of_a_key() -> None:
         for arrival in arrivals:
             yield await arrival
 
-    state = SimpleNamespace(heartbeat_seconds=seconds, keys=SimpleNamespace(check=check))
-    request: Any = SimpleNamespace(app=SimpleNamespace(state=state), state=SimpleNamespace(caller=None))
     sent = list[int | None]()
     with suppress(ProblemRaised):
-        async for event in with_keepalives(events(), request):
+        async for event in with_keepalives(events(), _request(seconds, check)):
             sent.append(event)
     assert 2 not in sent
+
+
+def _request(heartbeat_seconds: float, check: Callable[[object], Awaitable[None]]) -> Any:
+    state = SimpleNamespace(heartbeat_seconds=heartbeat_seconds, keys=SimpleNamespace(check=check))
+    return SimpleNamespace(app=SimpleNamespace(state=state), state=SimpleNamespace(caller=None))
+
+
+async def _is_valid(caller: object) -> None:
+    pass
+
+
+async def test_the_error_of_a_stream_comes_after_its_events() -> None:
+    async def events() -> AsyncGenerator[int]:
+        yield 1
+        yield 2
+        raise SessionNotFound("s")
+
+    sent = list[int | None]()
+    with pytest.raises(SessionNotFound):
+        async for event in with_keepalives(events(), _request(60, _is_valid)):
+            sent.append(event)
+    assert sent == [1, 2]
+
+
+async def test_a_closed_stream_has_closed_its_events() -> None:
+    """The events are closed whether the next one is awaited or ready."""
+    ended = list[str]()
+
+    async def events(name: str, ready: int) -> AsyncGenerator[int]:
+        try:
+            for number in range(ready):
+                yield number
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    for name, ready in (("waits", 1), ("is ready", 1_000)):
+        stream = with_keepalives(events(name, ready), _request(60, _is_valid))
+        assert await anext(stream) == 0
+        await stream.aclose()
+        assert ended.pop() == name
+
+
+async def test_a_slow_client_bounds_what_is_read_for_it() -> None:
+    read = list[int]()
+
+    async def events() -> AsyncGenerator[int]:
+        for number in range(1_000):
+            read.append(number)
+            yield number
+
+    stream = with_keepalives(events(), _request(60, _is_valid))
+    for _ in range(5):
+        await anext(stream)
+        await asyncio.sleep(0)
+    assert len(read) < 20
+    assert [number async for number in stream][-1] == 999
 
 
 async def test_heartbeats_are_sent_while_a_turn_waits(tmp_path: Path) -> None:

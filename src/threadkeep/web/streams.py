@@ -19,7 +19,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
 
-from threadkeep.boundary import ErrorBoundary
+from threadkeep.boundary import ErrorBoundary, retrieve_exception
 from threadkeep.errors import ThreadkeepError
 from threadkeep.records.runs import Run
 from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
@@ -32,6 +32,8 @@ EXAMPLE = (
     'event: token\ndata: {"text": "allows returns within 30 days."}\n\n'
     'event: end\ndata: {"session_id": "session-123", "response": "Our refund policy allows returns …"}\n\n'
 )
+
+_READ_AHEAD = 8
 
 HEARTBEAT = format_sse_event(comment="still here")
 DONE = format_sse_event(data_str="[DONE]")
@@ -209,31 +211,41 @@ async def encoded[T](
 async def with_keepalives[T](events: AsyncGenerator[T], request: Request) -> AsyncGenerator[T | None]:
     """Yield the events, and None when a heartbeat period has passed; then check the key. At the end, close `events`.
 
+    One task reads the events, and waits while `_READ_AHEAD` of them have not been yielded.
+
     Raises:
         ProblemRaised: the key or token of the request is no longer valid.
     """
     state, seconds, now = request.app.state, request.app.state.heartbeat_seconds, asyncio.get_running_loop().time
-    upcoming: asyncio.Future[T] | None = None
+    arrived: asyncio.Queue[T | None] = asyncio.Queue(_READ_AHEAD)
+    reader = asyncio.create_task(_read(events, arrived), name="stream")
+    # If this function waits for an event, the queue is empty; None then ends the wait.
+    reader.add_done_callback(lambda _: arrived.put_nowait(None) if arrived.empty() else None)
     next_check = now() + seconds
     try:
-        while True:
+        while not (reader.done() and arrived.empty()):
             if now() >= next_check:
                 await state.keys.check(request.state.caller)
                 next_check = now() + seconds
-            upcoming = upcoming or asyncio.ensure_future(anext(events))
-            await asyncio.wait([upcoming], timeout=next_check - now())
-            if not upcoming.done():
+            try:
+                async with asyncio.timeout_at(next_check):
+                    event = await arrived.get()
+            except TimeoutError:
                 yield None
                 continue
-            arrived, upcoming = upcoming, None
-            try:
-                event = arrived.result()
-            except StopAsyncIteration:
-                return
-            yield event
+            if event is not None:
+                yield event
+        await reader
     finally:
-        if upcoming is None or not upcoming.cancel():
-            await events.aclose()
+        reader.cancel()
+        await asyncio.wait([reader])
+        retrieve_exception(reader)
+
+
+async def _read[T](events: AsyncGenerator[T], arrived: asyncio.Queue[T | None]) -> None:
+    async with aclosing(events):
+        async for event in events:
+            await arrived.put(event)
 
 
 def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
