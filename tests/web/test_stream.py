@@ -184,9 +184,13 @@ async def test_the_error_of_a_stream_comes_after_its_events() -> None:
         raise SessionNotFound("s")
 
     sent = list[int | None]()
-    with pytest.raises(SessionNotFound):
+
+    async def read() -> None:
         async for event in with_keepalives(events(), _request(60, _is_valid)):
             sent.append(event)
+
+    with pytest.raises(SessionNotFound):
+        await read()
     assert sent == [1, 2]
 
 
