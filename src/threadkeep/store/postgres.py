@@ -70,7 +70,7 @@ class PostgresDriver(Driver):
         self._append_turns = f"{statement}\n{self._sql['append_turns']}\nSELECT {answer}"
         self._lock_seconds = options.lock_timeout_seconds
         self._read_only = read_only
-        self._is_pooled = False
+        self.is_pooled = False
         self._group_lock = _timeout_text(min(GROUP_LOCK_SECONDS, options.lock_timeout_seconds))
         self._used: WeakKeyDictionary[RawConnection, float] = WeakKeyDictionary()
         self._pool: AsyncConnectionPool[RawConnection] = AsyncConnectionPool(
@@ -170,7 +170,7 @@ class PostgresDriver(Driver):
         # Do not pass the time zone as a connection option, which would replace the options in the DSN.
         await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
         if await negotiate_pooler(raw):
-            self._is_pooled = True
+            self.is_pooled = True
             return
         await raw.execute("SELECT set_config('lock_timeout', %s, FALSE)", [_timeout_text(self._lock_seconds)])
         if self._read_only:
@@ -182,7 +182,7 @@ class PostgresDriver(Driver):
 
     def _lock_timeout(self, seconds: float | None) -> Sequence[Statement]:
         """Return the statement that sets a transaction's lock timeout; none if the connection's timeout applies."""
-        if seconds is None and self._is_pooled:
+        if seconds is None and self.is_pooled:
             seconds = self._lock_seconds
         left = seconds_left()
         if left is not None:
