@@ -409,7 +409,7 @@ async def test_a_late_refresh_does_not_hide_a_sent_message(tmp_path: Path) -> No
 
 
 async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
-    """Tab leads to the link past the header, and a slash to the search. After an edit the focus is not lost."""
+    """Tab leads to the link past the header, and a slash to the search. An edit and a reset do not lose the focus."""
     model = ScriptedModel(["Two."])
     async with (
         opened_app(model, settings_for(tmp_path)) as app,
@@ -433,6 +433,11 @@ async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
         await page.keyboard.press("Enter")
         await page.locator(".message .text").filter(has_text="Two or ").wait_for()
         assert await page.evaluate("document.activeElement.matches('.composer textarea')")
+        await page.get_by_text("Reset…").press("Enter")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await page.locator(".chat > .reset").wait_for()
+        assert await page.evaluate("document.activeElement.textContent") == "Reset…"
 
 
 async def test_the_form_at_the_end_does_not_hide_the_focus(tmp_path: Path) -> None:

@@ -209,11 +209,13 @@ async function send(form, isRepeat = false) {
   // Keep what was written since: it is the next message, with an id of its own.
   if (new FormData(form).get("message") === body.get("message")) form.reset();
   else if (form.elements.form_id) form.elements.form_id.value = newer.querySelector("[name=form_id]").value;
-  form.closest("details")?.removeAttribute("open");
+  const details = form.closest("details");
+  details?.removeAttribute("open");
   show(newer, newer.getElementById("end") !== null);
-  // A form that the newer page no longer has, as that of an edited message, gives the focus to the field at the end.
-  const field = form.isConnected ? form : document.querySelector(".composer");
-  field?.querySelector("[data-send]")?.focus();
+  // A form that is closed, as that of a reset, gives the focus to its summary. One that the newer page no longer has, as
+  // that of an edited message, gives it to the field at the end.
+  if (form.isConnected) (form.querySelector("[data-send]") || details?.querySelector("summary"))?.focus();
+  else document.querySelector(".composer [data-send]")?.focus();
   if (form.classList.contains("composer")) waitForMessage(before);
 }
 
