@@ -217,7 +217,8 @@ class TurnContext:
         if self._open is None:
             return None
         made, texts, now = self._manifest(*self._open), self._open[0].texts, self._memory.clock()
-        return NotedManifest(made.session_id, made.run_id, now, made.to_dict, texts, short_json=made.to_short_json)
+        of_manifest = made.to_dict, texts, False, made.to_short_json, made.message_ids
+        return NotedManifest(made.session_id, made.run_id, now, *of_manifest)
 
     def joined(self, _: Sequence[Message] = ()) -> Joined:
         """Return SQL for the answer's transaction: it stores the call's record, and the start of history if changed."""

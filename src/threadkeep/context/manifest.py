@@ -279,6 +279,11 @@ class ContextManifest:
         entries = ",".join([entry.short_json for entry in self.entries])
         return f"{before}{key}[{entries}]{after.removeprefix('true')}"
 
+    def message_ids(self) -> list[tuple[int, str]]:
+        """Return the `seq` and the id of each transcript message, whose id `to_short_json` leaves out."""
+        messages = [entry for entry in self.entries if entry.source == "transcript"]
+        return [(one.seq, one.id) for one in messages if one.seq is not None and one.id is not None]
+
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the JSON schema. It also requires `call` and `created_at`, which every stored manifest has."""

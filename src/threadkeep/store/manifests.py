@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from hashlib import sha256
 from itertools import batched
 from typing import Literal
@@ -20,7 +21,6 @@ from threadkeep.store.statements import ClockedTables, for_values
 # A placeholder for a value that is stored in a column of the row, or in the transcript.
 _ELSEWHERE: Json = True
 type Cursor = tuple[datetime, str, int]
-type _Noted = tuple[NotedManifest, dict[str, Json]]
 
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
@@ -36,8 +36,9 @@ class NotedManifest:
     """A record of a model call that is not stored yet. It will belong to the call's session, or else to the call's run.
 
     `manifest` is called when the record is written, and returns the manifest. `short_json` returns the JSON of
-    `without_ids(manifest())` at lower cost. `texts` maps digests to those texts of the model call that are in no
-    transcript. `again` means that an earlier attempt may have stored the record.
+    `without_ids(manifest())` at lower cost, and `message_ids` the `seq` and the id of each transcript message in it.
+    `texts` maps digests to those texts of the model call that are in no transcript. `again` means that an earlier
+    attempt may have stored the record.
     """
 
     session_id: str | None
@@ -47,6 +48,17 @@ class NotedManifest:
     texts: Mapping[str, str] = field(default_factory=dict)
     again: bool = False
     short_json: Callable[[], str] | None = None
+    message_ids: Callable[[], Collection[tuple[int, str]]] | None = None
+
+    @cached_property
+    def values(self) -> dict[str, Json]:
+        """The manifest as JSON values; reading it raises `InvalidMessage` if the manifest is not JSON."""
+        return clean_json(dict(self.manifest()))
+
+    @cached_property
+    def seqs(self) -> set[int]:
+        """The `seq` of each transcript message in the manifest."""
+        return {seq for seq, _ in self.message_ids()} if self.message_ids else seqs_of_ids(self.values)
 
     @property
     def lock_key(self) -> tuple[bool, str]:
@@ -111,9 +123,8 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
             RowLocked: another transaction has locked one of the sessions; nothing was stored.
             DuplicateRow: in five tries, other processes used the same number for a call of the run; nothing was stored.
         """
-        rows = [(entry, clean_json(dict(entry.manifest()))) for entry in entries]
         # Lock sessions and runs in the order that all writers use, which prevents deadlocks.
-        rows.sort(key=lambda row: row[0].lock_key)
+        rows = sorted(entries, key=lambda entry: entry.lock_key)
         for _ in range(_TRIES - 1):
             with suppress(DuplicateRow):  # two processes have given the same number to two calls of one run
                 return await self._add(rows)
@@ -193,70 +204,64 @@ class ManifestRows(ClockedTables, sql=("manifests.sql", "{backend}/sessions.sql"
 
     async def _whole(self, connection: Connection, found: Sequence[StoredManifest]) -> list[StoredManifest]:
         """Return the manifests with their omitted message ids restored from the transcript."""
-        ids = {
-            session_id: await self._ids_at(
-                connection, session_id, [each.manifest for each in found if each.session_id == session_id]
-            )
-            for session_id in {each.session_id for each in found}
-        }
+        seqs: dict[str | None, set[int]] = {}
+        for each in found:
+            seqs.setdefault(each.session_id, set()).update(seqs_of_ids(each.manifest))
+        ids = {session_id: await self._ids_at(connection, session_id, some) for session_id, some in seqs.items()}
         return [replace(each, manifest=with_ids(each.manifest, ids[each.session_id])) for each in found]
 
-    async def _ids_at(
-        self, connection: Connection, session_id: str | None, manifests: Iterable[Mapping[str, Json]]
-    ) -> dict[int, str]:
-        """Return the ids of the session's messages that the manifests mention, by `seq`."""
-        seqs = sorted({number for manifest in manifests for number in seqs_of_ids(manifest)}) if session_id else []
+    async def _ids_at(self, connection: Connection, session_id: str | None, seqs: Collection[int]) -> dict[int, str]:
+        """Return the ids of the session's messages at `seqs`; none without a session."""
         ids: dict[int, str] = {}
-        for some in batched(seqs, _ROWS_AT_ONCE):
+        for some in batched(sorted(seqs) if session_id else (), _ROWS_AT_ONCE):
             wanted = for_values(self._sql["ids_at"], "seq", some, {"session_id": session_id})
             ids |= dict(await connection.fetch(*wanted))
         return ids
 
-    async def _add(self, rows: Sequence[_Noted]) -> int:
+    async def _add(self, entries: Sequence[NotedManifest]) -> int:
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
-            left = [row for row in rows if row[0].session_id is None]
+            left = [entry for entry in entries if entry.session_id is None]
             stored = 0
-            for session_id in dict.fromkeys(entry.session_id for entry, _ in rows if entry.session_id is not None):
-                mine = [row for row in rows if row[0].session_id == session_id]
+            for session_id in dict.fromkeys(entry.session_id for entry in entries if entry.session_id is not None):
+                mine = [entry for entry in entries if entry.session_id == session_id]
                 session = await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
-                kept = [row for row in mine if session and row[0].created_at >= time_of(session[0][0])]
+                kept = [entry for entry in mine if session and entry.created_at >= time_of(session[0][0])]
                 stored += await self._keep(connection, _Owner("session_id", session_id), kept)
-                left += [row for row in mine if row not in kept]
-            for run_id in sorted({entry.run_id for entry, _ in left}):
+                left += [entry for entry in mine if entry not in kept]
+            for run_id in sorted({entry.run_id for entry in left}):
                 if await connection.fetch(self._sql["keep_run"], {"run_id": run_id}):
-                    mine = [row for row in left if row[0].run_id == run_id]
+                    mine = [entry for entry in left if entry.run_id == run_id]
                     stored += await self._keep(connection, _Owner("run_id", run_id), mine)
         return stored
 
-    async def _keep(self, connection: Connection, owner: _Owner, rows: Sequence[_Noted]) -> int:
-        ids = await self._ids_at(connection, owner.session_id, [manifest for _, manifest in rows])
+    async def _keep(self, connection: Connection, owner: _Owner, entries: Sequence[NotedManifest]) -> int:
+        seqs = {seq for entry in entries for seq in entry.seqs}
+        ids = await self._ids_at(connection, owner.session_id, seqs)
         parameters: list[dict[str, object]] = []
-        for entry, manifest in rows:
+        for entry in entries:
             key = {
                 "run_id": entry.run_id,
                 "created_at": short_time(entry.created_at, self.backend),
                 owner.column: owner.name,
             }
-            if not (entry.again and await self._is_there(connection, owner, key, (entry, manifest))):
-                short = without_ids(manifest, _columns(owner.session_id, entry.run_id), ids)
-                parameters.append({**key, "manifest": compress(dump_json(short))})
+            if not (entry.again and await self._is_there(connection, owner, key, entry)):
+                parameters.append({**key, "manifest": compress(_short_json(entry, owner, ids))})
         if parameters:
             await connection.execute_many(self._sql[owner.statement("insert_manifest")], parameters)
-        texts = {digest: text for entry, _ in rows for digest, text in sorted(entry.texts.items())}
+        texts = {digest: text for entry in entries for digest, text in sorted(entry.texts.items())}
         if texts:
             await self._use_texts(connection, owner, texts)
             if owner.session_id is not None:
-                await connection.execute(*self._dropping(owner.session_id, [entry for entry, _ in rows]))
-        return len(rows)
+                await connection.execute(*self._dropping(owner.session_id, entries))
+        return len(entries)
 
-    async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, noted: _Noted) -> bool:
-        """Return True if an earlier attempt has stored the record `noted`, for its session or for its run."""
-        entry, manifest = noted
+    async def _is_there(self, connection: Connection, owner: _Owner, key: Parameters, entry: NotedManifest) -> bool:
+        """Return True if an earlier attempt has stored the record, for its session or for its run."""
         found: list[StoredManifest] = []
         for each in dict.fromkeys((owner, _Owner("run_id", entry.run_id))):
             rows = await connection.fetch(self._sql[each.statement("noted_then")], key)
             found += [_manifest_of((each.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
-        return any(dump_json(each.manifest) == dump_json(manifest) for each in await self._whole(connection, found))
+        return any(dump_json(each.manifest) == dump_json(entry.values) for each in await self._whole(connection, found))
 
     async def _use_texts(self, connection: Connection, owner: _Owner, texts: Mapping[str, str]) -> None:
         now = self._clock()
@@ -280,6 +285,14 @@ def erase_marker(session_id: str) -> str:
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
     """Return the fields of a manifest that are also stored in columns of their own."""
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
+
+
+def _short_json(entry: NotedManifest, owner: _Owner, ids: Mapping[int, str]) -> str:
+    """Return the JSON of a record without the values of its columns and without the message ids that equal `ids`."""
+    pairs = () if entry.message_ids is None else entry.message_ids()
+    if entry.short_json and owner.session_id and all(ids.get(seq) == message_id for seq, message_id in pairs):
+        return clean_json_text(entry.short_json())
+    return dump_json(without_ids(entry.values, _columns(owner.session_id, entry.run_id), ids))
 
 
 def _manifest_of(row: Row) -> StoredManifest:
