@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -13,7 +14,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.agent.talking import ROOM, add, adding, config_of, input_of, make_agent
 from threadkeep import ContextPlan, Memory, MemoryOptions, Message, SessionMemory, TurnOptions, open_memory, rebuild
+from threadkeep.agent.assembly import Assembler
 from threadkeep.agent.context_view import PreviewOptions, preview
+from threadkeep.context.manifest import ContextManifest
 from threadkeep.records import Role, Status
 from threadkeep.testing import ScriptedModel
 
@@ -97,6 +100,35 @@ async def test_an_older_question_is_asked_without_later_turns(
         rebuilt = [await rebuild(manifest) for manifest in await memory.manifests.of_session(thread)]
         assert calls[-1] in [[(message.type, message.text) for message in messages] for messages in rebuilt]
     assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tokens": 400}, {"max_messages": 4, "tool_memory": 2}])
+async def test_calls_after_tool_calls_are_the_same_without_a_whole_beginning(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The messages before the first stored tool call are sent as a whole, and so that nothing differs."""
+    answers: list[str | AIMessage] = [
+        "one",
+        "two " * 30,
+        adding("a"),
+        adding("b"),
+        "three",
+        "four",
+        adding("c"),
+        "five",
+    ]
+    found = []
+    for thread, is_whole in (("whole", True), ("planned", False)):
+        if not is_whole:
+            monkeypatch.setattr(Assembler, "_unchanged", lambda *_: None)
+        model = ScriptedModel(answers)
+        agent = make_agent(model, [SessionMemory(memory, **options)], [add], system_prompt="Be brief.")
+        for number in range(5):
+            await agent.ainvoke(input_of(f"question {number}", f"m{number}"), config_of(thread))
+        stored = [ContextManifest.from_dict(one.manifest) for one in await memory.manifests.of_session(thread)]
+        entries = [[(entry.section, entry.tokens, entry.seq) for entry in one.entries] for one in stored]
+        found.append(([[(one.type, one.text) for one in call] for call in model.calls], entries))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -66,6 +66,11 @@ class Assembler:
             self.window = KeptWindow(counter)
             self.window.extend(recollection.messages)
         self._count = len(recollection.messages)
+        # The number of messages before the first question that tool calls and results follow.
+        self._before_steps = self._count
+        if steps is not None and steps.messages:
+            found = (index for index, row in enumerate(recollection.messages) if row.seq in steps.messages)
+            self._before_steps = next(found, self._count)
         # Copy the mapping, because later turns add their messages to the cache.
         self._rows_by_id = dict(self.window.rows_by_id)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
@@ -80,9 +85,10 @@ class Assembler:
                 the turn's newest tool call with its results, all in their shortest form.
         """
         dialogue = [message for message in call.messages if not isinstance(message, SystemMessage)]
-        if self._is_whole(call, dialogue):
+        if (window := self._unchanged(call, dialogue)) is not None:
             # If all messages fit into the token budget, choose them all.
-            draft = self._drafted(call, dialogue, wanted, extras, window=self._count)
+            rest = merge(self._earlier[window:], dialogue) if window < self._count else dialogue
+            draft = self._drafted(call, rest, wanted, extras, window=window)
             tokens = self.window.sums[draft.window]
             tokens += sum([count_message(piece.message, call.counter) for piece in draft.pieces])
             left = call.budget - draft.reserved - tokens
@@ -181,24 +187,26 @@ class Assembler:
             earlier += [message, *steps.get(row.seq or 0, ())]
         return earlier
 
-    def _is_whole(self, call: Call, dialogue: Sequence[BaseMessage]) -> bool:
-        """Return True if all cached messages of earlier turns can be sent unchanged."""
+    def _unchanged(self, call: Call, dialogue: Sequence[BaseMessage]) -> int | None:
+        """Return the number of cached messages that precede the pieces of the call unchanged; None if any may change.
+
+        All other messages are pieces: those from the first question with tool calls on, and those of this turn.
+        """
         window, recollection = self.window, self._recollection
-        if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
-            return False
-        if recollection.folded or recollection.overflowing or not dialogue:
-            return False
+        if not window.plain or window.counter != call.counter or self._begin_id is not None or not dialogue:
+            return None
         question = {id_of(message) for message in call.question}
-        if id_of(dialogue[0]) not in question or not isinstance(dialogue[0], HumanMessage):
-            return False
-        if call.max_messages is not None and self._count > call.max_messages:
-            return False
-        if not self._rows_by_id.keys().isdisjoint(map(id_of, dialogue)):
-            return False
+        if recollection.folded or recollection.overflowing or id_of(dialogue[0]) not in question:
+            return None
+        if not isinstance(dialogue[0], HumanMessage):
+            return None
+        too_many = call.max_messages is not None and self._count > call.max_messages
+        if too_many or not self._rows_by_id.keys().isdisjoint(map(id_of, dialogue)):
+            return None
         rows = recollection.messages
-        return not rows or (
-            window.has_answer(rows[-1], None) and (rows[0].role == "user" or bool(self._summaries_for(call)))
-        )
+        if rows and not (self._before_steps and window.has_answer(rows[-1], None)):
+            return None
+        return self._before_steps if not rows or rows[0].role == "user" or self._summaries_for(call) else None
 
     def _drafted(
         self,
@@ -209,7 +217,7 @@ class Assembler:
         *,
         window: int = 0,
     ) -> Draft:
-        """Return a draft: messages to choose from, and the first `window` cached messages, all of which are sent."""
+        """Return a draft: messages to choose from, after the first `window` cached messages, all of which are sent."""
         shown = self._summaries_for(call)
         repaired = repair(plain(dialogue, call.provider))
         steps = {id_of(message) for message in dialogue if id(message) in self._steps}
@@ -218,10 +226,9 @@ class Assembler:
         if not wanted:
             return draft
         fixed = sum(self._size(call, piece).tokens for piece in pieces if piece.section not in _YIELDING)
-        newest = self.window.sums[window] - self.window.sums[max(window - _NEWEST, 0)]
-        if not window:
-            newest_pieces = [piece for piece in pieces if piece.section == "window"][-_NEWEST:]
-            newest = sum(self._size(call, piece).tokens for piece in newest_pieces)
+        newest_pieces = [piece for piece in pieces if piece.section == "window"][-_NEWEST:]
+        newest = self.window.sums[window] - self.window.sums[max(window - _NEWEST + len(newest_pieces), 0)]
+        newest += sum(self._size(call, piece).tokens for piece in newest_pieces)
         return replace(draft, rooms=self._layout.rooms(call.budget, fixed, wanted, shared=call.shared, newest=newest))
 
     def _chosen(self, draft: Draft) -> Draft:
