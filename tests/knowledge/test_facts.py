@@ -380,6 +380,18 @@ async def test_a_restored_value_is_ordered_by_time(memory: Memory, clock: Settab
     assert len(await memory.knowledge.facts(ADA, past=True)) == 2
 
 
+async def test_concurrent_restores_store_each_fact_once(memory: Memory, clock: SettableClock) -> None:
+    for number in range(5):
+        await memory.knowledge.remember(ADA, f"color {number}", "red")
+        clock.advance(60)
+        await memory.knowledge.remember(ADA, f"color {number}", "blue")
+    exported = await memory.knowledge.facts(past=True)
+    for _ in range(_ROUNDS):
+        await memory.knowledge.forget_all(ADA)
+        assert sum(await asyncio.gather(*[memory.knowledge.restore(exported) for _ in range(_WRITERS)])) == 10
+        assert await memory.knowledge.facts(past=True) == exported
+
+
 async def test_an_invalid_restore_changes_nothing(memory: Memory) -> None:
     """A fact of a missing session or an invalid fact refuses the whole call."""
     fact = await memory.knowledge.remember(ADA, "color", "red")
