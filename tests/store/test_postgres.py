@@ -17,7 +17,7 @@ from typing import Literal
 import psycopg
 import pytest
 
-from tests.databases import execute, query
+from tests.databases import driver_of, execute, query
 from tests.limits import HANG_SECONDS
 from tests.servers import Postgres
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
@@ -379,6 +379,21 @@ async def test_a_role_without_rights_gets_the_cure(postgres_url: str, memory_opt
     with pytest.raises(StoreError, match=r"InsufficientPrivilege 42501: permission denied for .*\); .* grant the role"):
         async with open_memory(f"{postgres_url}&options=-crole%3Dpg_read_all_settings", options=memory_options):
             pass
+
+
+async def test_a_schema_without_rights_gets_the_cure(empty_postgres_url: str, memory_options: MemoryOptions) -> None:
+    """Since PostgreSQL 15, only the owner of a database may create tables in the schema public."""
+    with pytest.raises(
+        StoreError, match=r"permission denied for schema public\); .*GRANT USAGE, CREATE ON SCHEMA public"
+    ):
+        async with open_memory(f"{empty_postgres_url}&options=-crole%3Dpg_read_all_settings", options=memory_options):
+            pass
+
+
+async def test_a_full_disk_of_the_server_is_named(postgres_url: str) -> None:
+    async with driver_of(postgres_url) as driver:
+        with pytest.raises(StoreUnavailable, match="PostgreSQL's disk is full"):
+            await driver.fetch("DO $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$", {})
 
 
 async def test_the_options_of_the_dsn_are_used(postgres_url: str, memory_options: MemoryOptions) -> None:

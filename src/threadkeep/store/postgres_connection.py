@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
@@ -147,6 +148,7 @@ _ERRORS: Mapping[type[BaseException], tuple[Callable[[str], ThreadkeepError], st
     psycopg.errors.DiskFull: (StoreUnavailable, "PostgreSQL's disk is full; free some space on the server."),
 }
 
+_SCHEMA_DENIED = re.compile(r"permission denied for schema (\S+)$")
 _INCOMPLETE = "restore a backup, or correct the database and the search_path of THREADKEEP_DATABASE_URL."
 _CURES_OF_TABLES: Mapping[type[psycopg.Error], str] = {
     psycopg.errors.InsufficientPrivilege: (
@@ -194,5 +196,10 @@ def _refusal(error: psycopg.Error | UnicodeEncodeError) -> ThreadkeepError:
     if cure_of_tables := _CURES_OF_TABLES.get(type(error)):
         # The messages of these errors name tables, schemas and columns, and quote no values.
         name, cure = f"{name}: {error.diag.message_primary}", cure_of_tables
+        if schema := _SCHEMA_DENIED.search(name):
+            cure = (
+                f"as the owner of the database, execute GRANT USAGE, CREATE ON SCHEMA {schema[1]} TO the role of "
+                "THREADKEEP_DATABASE_URL, because new tables are created there."
+            )
     kind_of_error = RightsMissing if isinstance(error, psycopg.errors.InsufficientPrivilege) else StoreError
     return kind_of_error(f"PostgreSQL rejected this call ({name}); {cure}")
