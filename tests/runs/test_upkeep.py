@@ -295,6 +295,39 @@ async def test_a_run_whose_workflow_is_gone_for_good_ends(every_desk: RunDesk) -
         assert (await service.result("gone 0")).status == "done"
 
 
+async def test_a_restart_does_not_prolong_the_wait_for_a_workflow(every_desk: RunDesk, clock: SettableClock) -> None:
+    await every_desk.memory.runs.order.add(NewRun(run_id="gone", workflow="gone", input={"text": "hi"}))
+    async with every_desk.open(AGENT, options=BUSY) as service:
+
+        async def is_noted() -> bool:
+            return (await service.run("gone")).error == "WorkflowGone"
+
+        await eventually(is_noted)
+    clock.advance(BUSY.workflow_gone_seconds + 1)
+    async with every_desk.open(AGENT, options=BUSY) as service, asyncio.timeout(HANG_SECONDS):
+        assert (await service.result("gone")).status == "interrupted"
+
+
+async def test_an_error_that_continues_is_reported_once(desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is down for hours does not fill the log; the error is reported again after a minute."""
+    rounds = 0
+
+    async def fail(_: Runs) -> set[str]:
+        nonlocal rounds
+        rounds += 1
+        raise StoreUnavailable("The database is down.")
+
+    monkeypatch.setattr(Runs, "owners", fail)
+    async with desk.open(AGENT, options=BUSY):
+
+        async def are_many() -> bool:
+            return rounds > 5
+
+        await eventually(are_many)
+    reports = [event for event in desk.events.of(RunTrouble) if event.work == "takeover"]
+    assert [event.error for event in reports] == ["StoreUnavailable"]
+
+
 async def test_runs_without_their_workflow_do_not_hide_later_runs(every_desk: RunDesk) -> None:
     """A process finds a forgotten run behind more runs of other workflows than it looks at in one round."""
     order = every_desk.memory.runs.order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
@@ -17,7 +17,7 @@ from threadkeep.boundary import ErrorBoundary
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
-from threadkeep.observe import Observer, RunTrouble, TurnFinished, TurnStatus
+from threadkeep.observe import Observer, RunWork, TurnFinished, TurnStatus
 from threadkeep.records.runs import NO_USAGE, OWN_NAMES, STATUS, Run, RunQuery, RunStatus, TokenUsage
 from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.execution import Dependencies, RunExecution
@@ -119,9 +119,15 @@ class RunEndings:
     """A recorder of the ends of runs and turns. It also releases runs, so that other processes resume them."""
 
     def __init__(
-        self, memory: Memory, workflows: RunWorkflows, saver: ProgressSaver, dependencies: Dependencies
+        self,
+        memory: Memory,
+        workflows: RunWorkflows,
+        saver: ProgressSaver,
+        dependencies: Dependencies,
+        report: Callable[[str, RunWork], None],
     ) -> None:
         self._memory = memory
+        self._report = report
         self._saver = saver
         self._runs = memory.runs
         self._workflows = workflows
@@ -229,9 +235,9 @@ class RunEndings:
         except StoreUnavailable:
             if found is not None and found.is_rolled_back:
                 raise
-            self._memory.observers.notify(RunTrouble(error=StoreUnavailable.__name__, work="ending_turn"))
+            self._report(StoreUnavailable.__name__, "ending_turn")
         except ThreadkeepError as error:
-            self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
+            self._report(type(error).__name__, "ending_turn")
 
     async def _take_back(self, run: Run, hold: RunHold | None) -> None:
         """Mark all messages of a run as superseded, in its session and in its agents' separate conversations."""
@@ -333,7 +339,7 @@ class RunEndings:
             await retry_until_available(lambda: self._stored(active.run))
             until = until or now() + self._options.keep_progress_seconds
             if now() >= until:
-                self._notify_unstored(StoreUnavailable.__name__)
+                self._report(StoreUnavailable.__name__, "keeping_progress")
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -343,7 +349,7 @@ class RunEndings:
         A retry may help if a database is unavailable, or if the session of a pending turn is locked.
         """
         # Only report errors other than `StoreUnavailable`: the run must end, even if a retry starts from the beginning.
-        with ErrorBoundary(lambda error: self._notify_unstored(type(error).__name__)):
+        with ErrorBoundary(lambda error: self._report(type(error).__name__, "keeping_progress")):
             try:
                 await self._saver.keep(active.run.run_id)
             except StoreUnavailable:
@@ -358,9 +364,6 @@ class RunEndings:
             if session.waiting():
                 await session.deliver()
         return not any(session.waiting() for session in sessions)
-
-    def _notify_unstored(self, error: str) -> None:
-        self._memory.observers.notify(RunTrouble(error=error, work="keeping_progress"))
 
 
 def _instead(outcome: Outcome, first_stored: AIMessage | None) -> Outcome:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from threadkeep.agent.invocation import RunHold, run_hold
@@ -29,10 +29,13 @@ from threadkeep.runs.progress import ProgressSaver, RunProgress, remove_checkpoi
 from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
 from threadkeep.runs.streams import RunStream, RunStreams, changed, retry_until_available
 from threadkeep.runs.tracing import RunTracer
+from threadkeep.store.codec import time_text
 from threadkeep.store.runs import Outcome
 from threadkeep.workflows.definition import Workflow
 
 _TAKEOVERS = 3
+_LACKING = "workflow_gone"
+_REPORTED_AGAIN_AFTER_SECONDS = 60.0
 
 
 class Worker:
@@ -59,15 +62,16 @@ class Worker:
         self._begun: dict[str, ActiveRun] = {}
         # The streams of started runs. They are kept here, because `streams` has only weak references.
         self.started: dict[str, RunStream] = {}
-        # Unfinished runs whose workflow this process lacks, and since when (monotonic).
-        self.lacking: dict[str, float] = {}
+        # Unfinished runs whose workflow this process lacks, and since when.
+        self.lacking: dict[str, datetime] = {}
+        self._reported: dict[tuple[RunWork, str], float] = {}
         self.opened = asyncio.Event()
         self._context = contextvars.copy_context()
 
     def open(self, engine: Engine, dependencies: Dependencies) -> None:
         """Set the engine and the dependencies. `execute` waits for them, because the engine may call it earlier."""
         self.engine, self.dependencies = engine, dependencies
-        self._endings = RunEndings(self._memory, self.workflows, self.saver, dependencies)
+        self._endings = RunEndings(self._memory, self.workflows, self.saver, dependencies, self.report)
         self.opened.set()
 
     def has(self, run_id: str) -> bool:
@@ -159,13 +163,20 @@ class Worker:
         except VersionGone as gone:
             if gone.kind != "WorkflowGone":
                 return False
-        # Insert the run again as the last one, so that `recover` looks at the others first.
-        self.lacking[run_id] = since = self.lacking.pop(run_id, time.monotonic())
-        if time.monotonic() - since >= self.dependencies.options.workflow_gone_seconds:
-            return False
         if run.error != "WorkflowGone":
             await self._runs.note_workflow_gone(run_id)
-        return True
+        # Insert the run again as the last one, so that `recover` looks at the others first.
+        self.lacking[run_id] = since = self.lacking.pop(run_id, None) or await self._lacking_since(run)
+        return self._memory.clock() - since < timedelta(seconds=self.dependencies.options.workflow_gone_seconds)
+
+    async def _lacking_since(self, run: Run) -> datetime:
+        """Return since when processes have lacked the workflow of a run; the first of them stores this time."""
+        state, now = self._memory.channels.state, self._memory.clock()
+        if run.error == "WorkflowGone" and (stored := await state.value(_LACKING, run.run_id)) is not None:
+            return datetime.fromisoformat(stored)
+        expires_at = now + timedelta(seconds=2 * self.dependencies.options.workflow_gone_seconds)
+        await state.keep(_LACKING, run.run_id, time_text(now), expires_at=expires_at)
+        return now
 
     async def end_stopped(self, run_id: str) -> None:
         """End a run that was cancelled before it began. If earlier turns are active, the run ends after them."""
@@ -191,8 +202,14 @@ class Worker:
         return None
 
     def report(self, error: str, work: RunWork = "engine") -> None:
-        """Report to the observer the class name of an error that interrupts the work of this process."""
-        self._memory.observers.notify(RunTrouble(error=error, work=work))
+        """Report to the observer the class name of an error that interrupts the work of this process.
+
+        An error that continues, for example while the database is down, is reported once a minute.
+        """
+        now = time.monotonic()
+        if now - self._reported.get((work, error), -_REPORTED_AGAIN_AFTER_SECONDS) >= _REPORTED_AGAIN_AFTER_SECONDS:
+            self._reported[work, error] = now
+            self._memory.observers.notify(RunTrouble(error=error, work=work))
 
     def report_end(
         self, run: Run, outcome: Outcome, usages: Sequence[TokenUsage] = (), *, milliseconds: float = 0.0
