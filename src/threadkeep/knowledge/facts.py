@@ -423,10 +423,12 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
             return sum([await self._restore(connection, fact) for fact in ordered])
 
     async def _restore(self, connection: Connection, fact: Fact) -> bool:
+        known = self._sql["fact"], {"fact_id": fact.id}
+        if await connection.fetch(*known):
+            return False
         fact = replace(fact, scope=await known_owner(connection, self._sql, fact.scope, self._clock()))
-        # Lock the key first, also for a fact that has ended: a concurrent call may be storing the same fact.
         before = await self._lock(connection, fact.scope, fact.key, fact.updated_at)
-        if await connection.fetch(self._sql["fact"], {"fact_id": fact.id}):
+        if await connection.fetch(*known):  # a concurrent call stored the fact before this one had the lock
             return False
         if fact.valid_to is None:
             if before is not None and canonical(before.value) == canonical(fact.value):
