@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -15,13 +18,18 @@ from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.checkpointing import CountingSaver
 from tests.runs.desk import QUICK, RunDesk, eventually
-from threadkeep import MemoryOptions, SessionMemory, open_memory
+from threadkeep import Memory, MemoryOptions, SessionMemory, open_memory
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.history.pending import Join
+from threadkeep.history.session import BegunTurn, Session
 from threadkeep.records import Turn
+from threadkeep.records.runs import Run
+from threadkeep.runs import service
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.streams import changed
 from threadkeep.runs.tracing import Debounced
 from threadkeep.store.address import parse_address
+from threadkeep.store.runs.runs import Runs
 from threadkeep.testing import Gate, ScriptedModel
 
 ID = "telegram:42"
@@ -113,6 +121,52 @@ async def test_a_trace_that_is_due_at_the_end_of_a_turn_is_stored_once(
         assert query(postgres_url, "SELECT 1 FROM chat_run_events") == []
         events = await memory.runs.trace.events(answer.run_id)
         assert [event.number for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_a_queued_turn_waits_without_queries_and_is_told_as_it_ends(
+    memory: Memory, database_url: str, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While this process executes the earlier turn, it starts the next one itself, so the caller need not poll."""
+    polls, reads, begun = list[float | None](), list[str](), list[str]()
+    run, begin = Runs.run, Session.begin_joined
+
+    async def changed_soon(change: asyncio.Event, seconds: float | None) -> bool:
+        polls.append(seconds)
+        return await changed(change, 0.001)
+
+    async def run_noted(rows: Runs, run_id: str, **options: bool) -> Run | None:
+        reads.append(run_id)
+        return await run(rows, run_id, **options)
+
+    def begin_noted(session: Session, *given: Any, **options: Any) -> Awaitable[BegunTurn | None]:
+        begun.append(session.session_id)
+        return begin(session, *given, **options)
+
+    async def no_tell(*_: object) -> None:
+        raise AssertionError("the answer is marked in a transaction of its own")
+
+    monkeypatch.setattr(service, "changed", changed_soon)
+    monkeypatch.setattr(Runs, "run", run_noted)
+    monkeypatch.setattr(Session, "begin_joined", begin_noted)
+    monkeypatch.setattr(Session, "tell", no_tell)
+    gate = Gate()
+    chat = make_chat(memory, ScriptedModel([[gate, "one"], "two"]))
+    turns = [chat.begin(said("first"))]
+    await gate.reached()
+    turns.append(chat.begin(said("second")))
+
+    async def has_waited(times: int) -> bool:
+        return len(reads) > 0 and len(polls) > times
+
+    await eventually(lambda: has_waited(0))
+    await eventually(partial(has_waited, len(polls) + 40))
+    before = len(reads)
+    await eventually(partial(has_waited, len(polls) + 40))
+    assert len(reads) == before
+    assert begun == [ROOM]
+    gate.open()
+    assert [(await turn.answer()).response for turn in turns] == ["one", "two"]
+    assert query(database_url, "SELECT count(*) FROM chat_messages WHERE told_at IS NOT NULL") == [(2,)]
 
 
 async def test_a_queued_run_ends_with_its_answer_and_looks_for_no_checkpoints(

@@ -319,6 +319,8 @@ class RunService:
         options = self._worker.dependencies.plan(workflow).at_once
         if options is None or new.session_id is None or new.conversations or not new.input.get("text"):
             return None
+        if self.is_active(new.session_id):
+            return None  # the database would refuse it, because an earlier run is active
         given = RunInput(new.input, new.message_id)
         asked = from_langchain(message_of_input(given, new.message_id or new.run_id), full=options.keep_originals)
         question = asked.with_fields(run_id=new.run_id, status="complete", metadata=map_of(new.input, "metadata"))
@@ -366,18 +368,20 @@ class RunService:
         """
         stream = self._worker.streams.of(run_id)
         stream.waiting += 1
-        pause = _FIRST_POLL_SECONDS
+        pause, queued_in = _FIRST_POLL_SECONDS, ""
         try:
             while True:
                 end = stream.next_end
-                if self._worker.has(run_id):
-                    # The stream reports the end. Poll rarely, only in case another process takes the run over.
+                if self._worker.has(run_id) or self.is_active(queued_in):
+                    # The stream reports the end; this process starts a queued run after the one that it executes now.
+                    # Poll rarely, only in case another process takes the run over.
                     pause = _LONGEST_POLL_SECONDS
                 else:
                     run = await self.run(run_id, user_id=user_id)
                     if _has_stopped(run):
                         return run
                     await self._start_if_ready(run)
+                    queued_in = run.session_id or "" if run.status == "queued" and run.parent_run_id is None else ""
                 if await changed(end, pause) and (ended := end.run) is not None:
                     if user_id is not None and ended.user_id != user_id:
                         raise RunNotFound(run_id)

@@ -311,6 +311,8 @@ class Worker:
         Pass the `workflow` if this process created the run, and the `turn` if the run's question is stored already.
         """
         stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
+        # If `workflow` is set, a caller in this process has just created the run, and waits for its answer.
+        told = workflow is not None or stream.waiting > stream.followers
         tracer = RunTracer(
             self._runs.trace,
             stream,
@@ -326,8 +328,7 @@ class Worker:
             tracer=tracer,
             stream=stream,
             begins=new,
-            # If `workflow` is set, a caller in this process has just created the run, and waits for its answer.
-            hold=RunHold(told=workflow is not None, begun=turn),
+            hold=RunHold(told=told, begun=turn),
             owner=owner,
             workflow=workflow,
         )
