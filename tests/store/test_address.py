@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,8 @@ def test_a_postgres_url_becomes_a_dsn(scheme: str) -> None:
     ("url", "says"),
     [
         ("", "is not a database URL"),
+        (None, "is not a database URL"),
+        (Path("threadkeep.db"), "is not a database URL"),
         ("/var/lib/threadkeep.db", "is not a database URL"),
         ("threadkeep.db", "is not a database URL"),
         ("sqlite:///relative.db", "relative path"),
@@ -57,7 +60,7 @@ def test_a_postgres_url_becomes_a_dsn(scheme: str) -> None:
         ("postgresql://me@db/chat?application_name=%", "write a % as %25"),
     ],
 )
-def test_an_invalid_url_is_refused(url: str, says: str) -> None:
+def test_an_invalid_url_is_refused(url: Any, says: str) -> None:
     with pytest.raises(InvalidSettings) as refused:
         parse_address(url, variable="THREADKEEP_SOMETHING_URL")
     sentence = str(refused.value)

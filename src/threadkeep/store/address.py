@@ -75,7 +75,7 @@ def parse_address(url: str, *, variable: str = "The database URL") -> DatabaseAd
     def refusal(reason: str) -> InvalidSettings:
         return InvalidSettings(f"{variable} {reason}. {_FORMS}", variable=variable)
 
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = str(url or "").partition("://")  # None is the value of an unset variable
     if not separator:
         raise refusal("is not a database URL")
     if scheme in ("postgresql", "postgres"):
