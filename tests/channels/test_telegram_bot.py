@@ -1209,7 +1209,7 @@ async def test_a_new_message_does_not_expire_if_the_clock_of_its_process_is_behi
     shared_url: str, tmp_path: Path, telegram: FakeTelegram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process stores a message just before this process ends old ones, and has not begun its run."""
-    orphaned, arrivals = Outbox.orphaned, ["late"]
+    orphaned, arrivals, stored_late = Outbox.orphaned, ["late"], asyncio.Event()
 
     async def then_another_arrives(outbox: Outbox, *, older_than: timedelta) -> list[OrphanedMessage]:
         found = await orphaned(outbox, older_than=older_than)
@@ -1217,11 +1217,12 @@ async def test_a_new_message_does_not_expire_if_the_clock_of_its_process_is_behi
             behind = Outbox(outbox._driver, clock=lambda: outbox._clock() - timedelta(hours=2))  # noqa: SLF001
             stored = _stored(arrivals.pop(), 1)
             assert await behind.add("one", SESSION, "telegram:4242:1", address=ADDRESS, message=stored)
+            stored_late.set()
         return found
 
     monkeypatch.setattr(Outbox, "orphaned", then_another_arrives)
     async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["hello"])) as desk:
-        await until(lambda: not arrivals)
+        await stored_late.wait()
         await until(desk.outbox_is_idle)
         assert telegram.texts() == ["hello"]
 

@@ -108,7 +108,7 @@ class RunService:
         with waiting_until(until):
             new = await self._new(request, workflow)
         stream = self._worker.streams.of(new.run_id)
-        stream.wants_pieces = request.stream
+        stream.wants_pieces, stream.has_caller = request.stream, mode == "wait"
         policy = request.double_texting or workflow.options.double_texting
         added = await shielded(self._add(new, workflow, policy, mode=mode, until=until))
         if policy in ("interrupt", "rollback"):

@@ -47,6 +47,7 @@ class RunStream:
     - `first_piece`: the index of the first token of the current attempt.
     - `hold`: the state that the run shares with its agents.
     - `usage`: the usage of the whole run; None if this process does not know it.
+    - `has_caller`: True until the run begins, if a caller in this process has submitted it and waits for its answer.
     - `waiting`: the number of callers that wait for the run's end. `followers`: how many of them also read its events.
     """
 
@@ -54,6 +55,7 @@ class RunStream:
     hold: RunHold | None = None
     pieces: list[RunPiece] = field(default_factory=list)
     wants_pieces: bool = False
+    has_caller: bool = False
     begun: bool = False
     outcome: Outcome | None = None
     usage: Sequence[TokenUsage] | None = None

@@ -311,8 +311,8 @@ class Worker:
         Pass the `workflow` if this process created the run, and the `turn` if the run's question is stored already.
         """
         stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
-        # If `workflow` is set, a caller in this process has just created the run, and waits for its answer.
-        told = workflow is not None or stream.waiting > stream.followers
+        # If `workflow` is set, this process has just created the run, and returns its answer.
+        told, stream.has_caller = workflow is not None or stream.has_caller, False
         tracer = RunTracer(
             self._runs.trace,
             stream,
