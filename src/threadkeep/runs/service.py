@@ -368,11 +368,11 @@ class RunService:
         """
         stream = self._worker.streams.of(run_id)
         stream.waiting += 1
-        pause, queued_in = _FIRST_POLL_SECONDS, ""
+        pause, run = _FIRST_POLL_SECONDS, None
         try:
             while True:
                 end = stream.next_end
-                if self._worker.has(run_id) or self.is_active(queued_in):
+                if self._worker.has(run_id) or (run is not None and self._starts_later(run)):
                     # The stream reports the end; this process starts a queued run after the one that it executes now.
                     # Poll rarely, only in case another process takes the run over.
                     pause = _LONGEST_POLL_SECONDS
@@ -381,7 +381,6 @@ class RunService:
                     if _has_stopped(run):
                         return run
                     await self._start_if_ready(run)
-                    queued_in = run.session_id or "" if run.status == "queued" and run.parent_run_id is None else ""
                 if await changed(end, pause) and (ended := end.run) is not None:
                     if user_id is not None and ended.user_id != user_id:
                         raise RunNotFound(run_id)
@@ -439,6 +438,13 @@ class RunService:
             await self._start_if_ready(run)
             pause = _FIRST_POLL_SECONDS if after > before else min(pause * 2, _LONGEST_POLL_SECONDS)
             await changed(change, pause)
+
+    def _starts_later(self, run: Run) -> bool:
+        """Return whether this process will start a queued run after an earlier run of its session, which is active."""
+        if run.status != "queued" or run.parent_run_id is not None or run.arrival is None:
+            return False
+        active = [one.run for one in self._worker.active.values() if one.run.session_id == run.session_id]
+        return any(one.arrival is not None and one.arrival < run.arrival for one in active)
 
     async def _start_if_ready(self, run: Run) -> None:
         if asyncio.get_running_loop().time() >= self._closes_at:

@@ -16,7 +16,7 @@ from functools import partial
 
 from threadkeep.agent.invocation import RunHold, run_hold
 from threadkeep.boundary import ErrorBoundary, running, shielded
-from threadkeep.errors import RecordTooNew, RecordUnreadable, StoreClosed, StoreError
+from threadkeep.errors import RecordTooNew, RecordUnreadable, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import BegunTurn
 from threadkeep.observe import Channel, RunFinished, RunTakenOver, RunTrouble, RunWork, work_for
@@ -64,7 +64,7 @@ class Worker:
         self.started: dict[str, RunStream] = {}
         # Unfinished runs whose workflow this process lacks, and since when.
         self.lacking: dict[str, datetime] = {}
-        self._reported: dict[tuple[RunWork, str], float] = {}
+        self._reported: dict[RunWork, float] = {}
         self.opened = asyncio.Event()
         self._context = contextvars.copy_context()
 
@@ -204,12 +204,14 @@ class Worker:
     def report(self, error: str, work: RunWork = "engine") -> None:
         """Report to the observer the class name of an error that interrupts the work of this process.
 
-        An error that continues, for example while the database is down, is reported once a minute.
+        That the database is unavailable is reported once a minute for each kind of work.
         """
-        now = time.monotonic()
-        if now - self._reported.get((work, error), -_REPORTED_AGAIN_AFTER_SECONDS) >= _REPORTED_AGAIN_AFTER_SECONDS:
-            self._reported[work, error] = now
-            self._memory.observers.notify(RunTrouble(error=error, work=work))
+        if error == StoreUnavailable.__name__:
+            now = time.monotonic()
+            if now - self._reported.get(work, -_REPORTED_AGAIN_AFTER_SECONDS) < _REPORTED_AGAIN_AFTER_SECONDS:
+                return
+            self._reported[work] = now
+        self._memory.observers.notify(RunTrouble(error=error, work=work))
 
     def report_end(
         self, run: Run, outcome: Outcome, usages: Sequence[TokenUsage] = (), *, milliseconds: float = 0.0
