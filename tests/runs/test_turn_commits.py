@@ -7,31 +7,24 @@ import struct
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.agent.talking import ask, kept, make_agent
-from tests.databases import execute, query
+from tests.databases import query
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.checkpointing import CountingSaver
 from tests.runs.desk import QUICK, RunDesk, eventually
 from threadkeep import Memory, MemoryOptions, SessionMemory, open_memory
 from threadkeep.agent.turn_options import ChatOptions
-from threadkeep.errors import Interrupted
 from threadkeep.history.pending import Join
 from threadkeep.history.session import BegunTurn, Session
 from threadkeep.records import Turn
-from threadkeep.records.runs import Run
-from threadkeep.runs import service
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.service import RunService
-from threadkeep.runs.streams import changed
 from threadkeep.runs.tracing import Debounced
 from threadkeep.store.address import parse_address
-from threadkeep.store.runs.runs import Runs
 from threadkeep.testing import Gate, ScriptedModel
 
 ID = "telegram:42"
@@ -125,20 +118,11 @@ async def test_a_trace_that_is_due_at_the_end_of_a_turn_is_stored_once(
         assert [event.number for event in events] == list(range(1, len(events) + 1))
 
 
-async def test_a_queued_turn_waits_without_queries_and_is_told_as_it_ends(
+async def test_a_queued_turn_is_told_as_it_ends(
     memory: Memory, database_url: str, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While this process executes the earlier turn, it starts the next one itself, so the caller need not poll."""
-    polls, reads, begun = list[float | None](), list[str](), list[str]()
-    run, begin = Runs.run, Session.begin_joined
-
-    async def changed_soon(change: asyncio.Event, seconds: float | None) -> bool:
-        polls.append(seconds)
-        return await changed(change, 0.001)
-
-    async def run_noted(rows: Runs, run_id: str, **options: bool) -> Run | None:
-        reads.append(run_id)
-        return await run(rows, run_id, **options)
+    """Its question is not stored early in vain, and its answer is marked as told in the transaction of its end."""
+    begun, begin = list[str](), Session.begin_joined
 
     def begin_noted(session: Session, *given: Any, **options: Any) -> Awaitable[BegunTurn | None]:
         begun.append(session.session_id)
@@ -147,8 +131,6 @@ async def test_a_queued_turn_waits_without_queries_and_is_told_as_it_ends(
     async def no_tell(*_: object) -> None:
         raise AssertionError("the answer is marked in a transaction of its own")
 
-    monkeypatch.setattr(service, "changed", changed_soon)
-    monkeypatch.setattr(Runs, "run", run_noted)
     monkeypatch.setattr(Session, "begin_joined", begin_noted)
     monkeypatch.setattr(Session, "tell", no_tell)
     gate = Gate()
@@ -157,57 +139,14 @@ async def test_a_queued_turn_waits_without_queries_and_is_told_as_it_ends(
     await gate.reached()
     turns.append(chat.begin(said("second")))
 
-    async def has_waited(times: int) -> bool:
-        return len(reads) > 0 and len(polls) > times
+    async def is_queued() -> bool:
+        return query(database_url, "SELECT 1 FROM chat_runs WHERE status = 'queued'") == [(1,)]
 
-    await eventually(lambda: has_waited(0))
-    await eventually(partial(has_waited, len(polls) + 40))
-    before = len(reads)
-    await eventually(partial(has_waited, len(polls) + 40))
-    assert len(reads) == before
+    await eventually(is_queued)
     assert begun == [ROOM]
     gate.open()
     assert [(await turn.answer()).response for turn in turns] == ["one", "two"]
     assert query(database_url, "SELECT count(*) FROM chat_messages WHERE told_at IS NOT NULL") == [(2,)]
-
-
-async def test_a_queued_turn_that_another_process_ended_does_not_wait_for_later_turns(
-    memory: Memory, database_url: str, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A caller whose run is over learns of it while this process executes a later run of the session."""
-    polls, start, was_read = asyncio.Event(), RunService._start_if_ready, asyncio.Event()  # noqa: SLF001
-
-    async def changed_later(change: asyncio.Event, seconds: float | None) -> bool:
-        while not await changed(change, 0.001) and not polls.is_set():
-            pass
-        return change.is_set()
-
-    async def start_noted(runs: RunService, run: Run) -> None:
-        was_read.set()
-        await start(runs, run)
-
-    monkeypatch.setattr(service, "changed", changed_later)
-    monkeypatch.setattr(RunService, "_start_if_ready", start_noted)
-    first, later = Gate(), Gate()
-    chat = make_chat(memory, ScriptedModel([[first, "one"], [later, "three"]]))
-    turns = [chat.begin(said("first"))]
-    await first.reached()
-    turns.append(chat.begin(said("second")))
-
-    async def are_queued(count: int) -> bool:
-        return query(database_url, "SELECT count(*) FROM chat_runs WHERE status = 'queued'") == [(count,)]
-
-    await was_read.wait()
-    execute(database_url, "UPDATE chat_runs SET status = 'cancelled', ended_at = created_at WHERE status = 'queued'")
-    turns.append(chat.begin(said("third")))
-    await eventually(partial(are_queued, 1))
-    first.open()
-    await later.reached()
-    polls.set()
-    with pytest.raises(Interrupted):
-        await turns[1].answer()
-    later.open()
-    assert [(await turn.answer()).response for turn in (turns[0], turns[2])] == ["one", "three"]
 
 
 async def test_a_queued_run_ends_with_its_answer_and_looks_for_no_checkpoints(

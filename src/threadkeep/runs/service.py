@@ -368,13 +368,12 @@ class RunService:
         """
         stream = self._worker.streams.of(run_id)
         stream.waiting += 1
-        pause, run = _FIRST_POLL_SECONDS, None
+        pause = _FIRST_POLL_SECONDS
         try:
             while True:
                 end = stream.next_end
-                if self._worker.has(run_id) or (run is not None and self._starts_later(run)):
-                    # The stream reports the end; this process starts a queued run after the one that it executes now.
-                    # Poll rarely, only in case another process takes the run over.
+                if self._worker.has(run_id):
+                    # The stream reports the end. Poll rarely, only in case another process takes the run over.
                     pause = _LONGEST_POLL_SECONDS
                 else:
                     run = await self.run(run_id, user_id=user_id)
@@ -438,13 +437,6 @@ class RunService:
             await self._start_if_ready(run)
             pause = _FIRST_POLL_SECONDS if after > before else min(pause * 2, _LONGEST_POLL_SECONDS)
             await changed(change, pause)
-
-    def _starts_later(self, run: Run) -> bool:
-        """Return whether this process will start a queued run after an earlier run of its session, which is active."""
-        if run.status != "queued" or run.parent_run_id is not None or run.arrival is None:
-            return False
-        active = [one.run for one in self._worker.active.values() if one.run.session_id == run.session_id]
-        return any(one.arrival is not None and one.arrival < run.arrival for one in active)
 
     async def _start_if_ready(self, run: Run) -> None:
         if asyncio.get_running_loop().time() >= self._closes_at:
