@@ -326,7 +326,8 @@ async def test_a_second_database_is_not_created_before_the_first_in_the_search_p
 async def test_a_deadlock_is_reported_and_a_single_write_is_repeated(driver: PostgresDriver, postgres_url: str) -> None:
     """PostgreSQL ends the call of the driver, because the other transaction does not look for deadlocks."""
     execute(postgres_url, "CREATE TABLE pair AS SELECT unnest(ARRAY['a', 'b']) AS name")
-    first, gate, second = (
+    start, first, gate, second = (
+        "SELECT pg_advisory_xact_lock(2)",
         "SELECT name FROM pair WHERE name = 'a' FOR UPDATE",
         "SELECT pg_advisory_xact_lock(1)",
         "SELECT name FROM pair WHERE name = 'b' FOR UPDATE",
@@ -353,20 +354,25 @@ async def test_a_deadlock_is_reported_and_a_single_write_is_repeated(driver: Pos
         await other.rollback()
     async with (
         await psycopg.AsyncConnection.connect(patient) as other,
+        await psycopg.AsyncConnection.connect(patient) as before_repeat,
         await psycopg.AsyncConnection.connect(postgres_url) as gatekeeper,
     ):
         await other.execute(second.encode())
         await gatekeeper.execute(gate.encode())
-        statements: list[Statement] = [(first, {}), (gate, {}), (second, {})]
+        statements: list[Statement] = [(start, {}), (first, {}), (gate, {}), (second, {})]
         writing = asyncio.create_task(driver.write(statements))
         await waiting(1)
         locking.append(asyncio.create_task(other.execute(first.encode())))
         await waiting(2)
+        # Gets the lock when the driver's call ends, so that the repetition cannot lock the row before the other does.
+        locking.append(asyncio.create_task(before_repeat.execute(start.encode())))
+        await waiting(3)
         await gatekeeper.rollback()
-        await locking.pop()
+        await asyncio.gather(*locking)
         await other.rollback()
+        await before_repeat.rollback()
         rows = await writing
-    assert (rows[0], rows[2]) == ([("a",)], [("b",)])
+    assert (rows[1], rows[3]) == ([("a",)], [("b",)])
 
 
 async def test_a_missing_schema_gets_the_cure(empty_postgres_url: str, memory_options: MemoryOptions) -> None:
