@@ -380,6 +380,14 @@ async def test_a_restored_value_is_ordered_by_time(memory: Memory, clock: Settab
     assert len(await memory.knowledge.facts(ADA, past=True)) == 2
 
 
+async def test_a_restored_past_value_does_not_change_the_valid_one(memory: Memory, clock: SettableClock) -> None:
+    valid = await memory.knowledge.remember(ADA, "color", "blue")
+    clock.advance(60)
+    past = replace(valid, id="past", value="red", valid_to=valid.valid_from, updated_at=clock())
+    assert await memory.knowledge.restore([past]) == 1
+    assert await memory.knowledge.facts(ADA, past=True) == [past, valid]
+
+
 async def test_concurrent_restores_store_each_fact_once(memory: Memory, clock: SettableClock) -> None:
     for number in range(5):
         await memory.knowledge.remember(ADA, f"color {number}", "red")

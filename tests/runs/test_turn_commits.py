@@ -149,6 +149,30 @@ async def test_a_queued_turn_is_told_as_it_ends(
     assert query(database_url, "SELECT count(*) FROM chat_messages WHERE told_at IS NOT NULL") == [(2,)]
 
 
+async def test_a_queued_run_is_not_told_if_its_caller_has_left(
+    memory: Memory, database_url: str, events: RecordedEvents
+) -> None:
+    gate = Gate()
+    desk = RunDesk(memory, ScriptedModel([[gate, "one"], "two"]), events)
+    first, second = (RunRequest(workflow="desk", text=text, session_id=ROOM) for text in ("hi", "and"))
+    async with desk.open("schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}") as service:
+        begun = await service.submit(first)
+        answering = asyncio.create_task(service.result(begun.run_id))
+        await gate.reached()
+        queued = await service.submit(second)
+        left = asyncio.create_task(service.result(queued.run_id))
+        await asyncio.sleep(0.1)
+        left.cancel()
+        gate.open()
+        assert (await answering).text == "one"
+
+        async def is_answered() -> bool:
+            return [one.content for one in await memory.session(ROOM).tail(9)] == ["hi", "one", "and", "two"]
+
+        await eventually(is_answered)
+    assert query(database_url, "SELECT run_id FROM chat_messages WHERE told_at IS NOT NULL") == [(begun.run_id,)]
+
+
 async def test_a_queued_run_ends_with_its_answer_and_looks_for_no_checkpoints(
     postgres_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:

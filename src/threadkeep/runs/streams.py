@@ -47,7 +47,7 @@ class RunStream:
     - `first_piece`: the index of the first token of the current attempt.
     - `hold`: the state that the run shares with its agents.
     - `usage`: the usage of the whole run; None if this process does not know it.
-    - `has_caller`: True until the run begins, if a caller in this process has submitted it and waits for its answer.
+    - `has_caller`: True until the run begins, if a caller in this process has submitted it to wait for its answer.
     - `waiting`: the number of callers that wait for the run's end. `followers`: how many of them also read its events.
     """
 
