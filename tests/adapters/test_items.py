@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
 
-from threadkeep import Memory, Message
+from tests.outages import Outage
+from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.adapters.items import append_once
 from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.store.driver import Joined
@@ -57,6 +60,20 @@ async def test_a_turn_waits_for_a_locked_session(memory: Memory, database_url: s
         await other.rollback()
     assert await stored
     assert [one.content for one in await session.tail(3)] == ["Hello.", "[revision]", "Are you there?"]
+
+
+async def test_a_turn_is_stored_after_an_outage(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """The writer that failed tries again. Nothing else in its process learns that the database is back."""
+    outage = Outage(tmp_path / "threadkeep.db")
+    pending = replace(memory_options.pending, write_timeout_seconds=0.2)
+    async with open_memory(outage.url, options=replace(memory_options, pending=pending)) as memory:
+        turn = [Message("user", "Hello.", id="revision:1")]
+        async with outage():
+            with pytest.raises(StoreUnavailable):
+                await append_once(memory.session("s"), turn, Joined())
+        assert await append_once(memory.session("s"), turn, Joined())
+        assert [one.content for one in await memory.session("s").tail(2)] == ["Hello."]
+        assert not memory.pending.database_fails
 
 
 async def test_a_turn_supersedes_later_messages_or_changes_nothing(memory: Memory) -> None:

@@ -15,6 +15,7 @@ from threadkeep.store.driver import Joined
 _OPENAI_ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant"}
 _OPENAI_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ATTEMPTS = 20  # on PostgreSQL, each waits half a second for a locked session
+_ATTEMPTS_IN_OUTAGE = 2
 _PAGE = 50
 
 
@@ -125,8 +126,9 @@ async def append_once(session: Session, messages: Sequence[Message], joined: Joi
         StoreUnavailable: the database does not answer, or the id of a later message already exists.
     """
     revision = messages[0]
-    for _ in range(_ATTEMPTS):
-        if await session.record_joined(messages, joined) is not None:
+    for attempt in range(_ATTEMPTS):
+        # Try even in an outage, because nothing else in this process may write, and learn that it is over.
+        if await session.record_joined(messages, joined, in_outage=attempt < _ATTEMPTS_IN_OUTAGE) is not None:
             return True
         found = await session.find(str(revision.id))
         if found is not None:

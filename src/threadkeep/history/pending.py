@@ -172,23 +172,30 @@ class PendingTurns:
         """
         return await self._uninterrupted(self._record(turn), "threadkeep-record")
 
-    async def record_joined(self, turn: Turn, join: Join | Joined) -> tuple[Receipt, Sequence[list[Row]]] | None:
+    async def record_joined(
+        self, turn: Turn, join: Join | Joined, *, in_outage: bool = False
+    ) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store a turn and execute the caller's SQL statements (`join`) in one transaction; return None if this fails.
 
-        Return None at once if the messages are in a LangGraph store, the database is known to fail, or earlier turns
-        of the session are pending. Even if None is returned, the turn may have been stored; storing it again is safe.
+        Return None at once if the messages are in a LangGraph store, earlier turns of the session are pending, or the
+        database is known to fail; pass `in_outage` to try, briefly, nevertheless. Even if None is returned, the turn
+        may have been stored; storing it again is safe.
         """
-        transcripts = self._transcripts
-        if not isinstance(transcripts, TableTranscripts) or self.database_fails or self.turns_of(turn.session_id):
+        transcripts, fails = self._transcripts, self.database_fails and not in_outage
+        if not isinstance(transcripts, TableTranscripts) or fails or self.turns_of(turn.session_id):
             return None
         try:
-            async with asyncio.timeout(self.options.write_timeout_seconds):
-                return await transcripts.append_joined(turn, join)
-        except (StoreClosed, TurnRefused):
+            async with asyncio.timeout(self.wait_seconds):
+                stored = await transcripts.append_joined(turn, join)
+        except StoreClosed:
             return None
+        except TurnRefused:
+            stored = None
         except (StoreError, TimeoutError) as error:
             self._note_failed_write(turn, error)
-        return None
+            return None
+        self.database_fails = False
+        return stored
 
     async def _uninterrupted[T](self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Await work that continues even if the caller is cancelled; `close` waits for it."""
