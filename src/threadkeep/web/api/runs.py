@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import AfterValidator, BaseModel, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue
 
 from threadkeep.records.json_values import example
 from threadkeep.records.runs import DoubleTexting, Run, RunEvent, RunQuery, RunStatus
@@ -211,6 +211,15 @@ async def start_run(
     return await _result(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
 
+def _written_out(text: str) -> str:
+    if "-" not in text[1:]:  # pydantic would read it as seconds or milliseconds, depending on its size
+        raise ValueError("a time is not a number; write it as in 2026-12-31T23:59:59Z")
+    return text
+
+
+Moment = Annotated[datetime, BeforeValidator(_written_out), AfterValidator(in_utc)]
+
+
 @router.get("/runs", summary="List runs", responses=documented(422, 503))
 async def list_runs(
     *,
@@ -221,9 +230,7 @@ async def list_runs(
     status: Annotated[RunStatus | None, Query(description="Only runs with this status.")] = None,
     parent_run_id: Annotated[GivenId | None, Query(description="Only the children of this run.")] = None,
     set_aside: Annotated[bool | None, Query(description="Only runs that a person must retry, or only others.")] = None,
-    since: Annotated[
-        Annotated[datetime, AfterValidator(in_utc)] | None, Query(description="Only runs requested since this time.")
-    ] = None,
+    since: Annotated[Moment | None, Query(description="Only runs requested since this time.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> RunList:
