@@ -63,9 +63,7 @@ async def test_a_turn_waits_for_a_locked_session(memory: Memory, database_url: s
     assert [one.content for one in await session.tail(3)] == ["Hello.", "[revision]", "Are you there?"]
 
 
-async def test_a_turn_is_stored_after_an_outage(
-    tmp_path: Path, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_turn_is_stored_after_an_outage(tmp_path: Path, memory_options: MemoryOptions) -> None:
     """The writer that failed tries again. Nothing else in its process learns that the database is back."""
     outage = Outage(tmp_path / "threadkeep.db")
     pending = replace(memory_options.pending, write_timeout_seconds=0.2)
@@ -76,7 +74,6 @@ async def test_a_turn_is_stored_after_an_outage(
                 await append_once(memory.session("s"), turn, Joined())
         # From now on, a busy machine must not look like another outage.
         memory.pending.options = replace(pending, write_timeout_seconds=HANG_SECONDS)
-        monkeypatch.setattr("threadkeep.history.pending.WAIT_SECONDS_IN_AN_OUTAGE", HANG_SECONDS)
         assert await append_once(memory.session("s"), turn, Joined())
         assert [one.content for one in await memory.session("s").tail(2)] == ["Hello."]
         assert not memory.pending.database_fails

@@ -8,7 +8,9 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +19,13 @@ from tests.limits import HANG_SECONDS
 from tests.outages import Outage, locked
 from tests.recorded_events import RecordedEvents
 from tests.servers import Postgres
-from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, WrongUser, open_memory
+from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, StoreUnavailable, WrongUser, open_memory
 from threadkeep.errors import TurnInMemoryOnly
 from threadkeep.observe import PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
 from threadkeep.records import Receipt, Turn
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.spool import PendingTurn, SpoolFile, read_entries, spool_files
+from threadkeep.store.tables import TableTranscripts
 
 _LOCK_SECONDS = 0.05
 
@@ -382,6 +385,74 @@ async def test_deleting_a_session_drops_its_pending_turns(
     await delivered(memory, events)
     assert await stored(memory) == []
     assert await stored(memory, "other") == ["waits too"]
+
+
+@pytest.fixture
+async def undelivered(outage: Outage, impatient: MemoryOptions) -> AsyncIterator[Memory]:
+    """Open a memory that delivers pending turns only if the test does so."""
+    pending = replace(impatient.pending, first_pause_seconds=600.0)
+    async with open_memory(outage.url, options=replace(impatient, pending=pending)) as opened:
+        yield opened
+
+
+async def test_a_failed_deletion_does_not_release_a_turn_that_another_one_deletes(
+    undelivered: Memory, outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, calls = TableTranscripts.delete, count(1)
+    begun, fails, goes_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def fails_first(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 1:
+            await fails.wait()
+            raise StoreUnavailable("down")
+        begun.set()
+        await goes_on.wait()
+        return await delete(*arguments, **options)
+
+    monkeypatch.setattr(TableTranscripts, "delete", fails_first)
+    session = undelivered.session("room")
+    await session.append(says("stored"))
+    async with outage():
+        await session.record(says("waits"))
+    deletions = [asyncio.create_task(session.delete()) for _ in range(2)]
+    await begun.wait()
+    fails.set()
+    with pytest.raises(StoreUnavailable):
+        await deletions[0]
+    is_delivered, meanwhile = await undelivered.pending.deliver(), await stored(undelivered)
+    goes_on.set()
+    await deletions[1]
+    assert (is_delivered, meanwhile) == (False, ["stored"])
+    assert await undelivered.pending.deliver()
+    assert await stored(undelivered) == []
+
+
+async def test_turns_keep_their_order_if_a_deletion_fails_during_their_delivery(
+    undelivered: Memory, outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, begun, fails = TableTranscripts.append, asyncio.Event(), asyncio.Event()
+
+    async def failing(*_: Any, **__: Any) -> None:
+        begun.set()
+        await fails.wait()
+        raise StoreUnavailable("down")
+
+    async def end_the_deletion_first(self: TableTranscripts, turn: Turn) -> Receipt:
+        if turn.session_id == "other":
+            fails.set()
+            await asyncio.wait([deletion])
+        return await append(self, turn)
+
+    monkeypatch.setattr(TableTranscripts, "delete", failing)
+    async with outage():
+        for session_id, words in (("room", "first"), ("other", "hi"), ("room", "second")):
+            await undelivered.session(session_id).record(says(words))
+    deletion = asyncio.create_task(undelivered.session("room").delete())
+    await begun.wait()
+    monkeypatch.setattr(TableTranscripts, "append", end_the_deletion_first)
+    while not await undelivered.pending.deliver():
+        pass
+    assert await stored(undelivered) == ["first", "second"]
 
 
 async def test_an_invalid_turn_is_refused_and_not_kept(memory: Memory, outage: Outage) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
@@ -90,7 +91,8 @@ class PendingTurns:
         self.own: list[PendingTurn] = []
         """The pending turns of this object, in order. Each namespace has its own object."""
         self._unfinished = Tasks()
-        self._withheld: set[str] = set()
+        # The sessions that are being deleted, with the number of their deletions.
+        self._withheld: Counter[str] = Counter()
         self._delivering = asyncio.Lock()
         self._files = PendingFiles(options.folder)
         self._wake = asyncio.Event()
@@ -178,14 +180,14 @@ class PendingTurns:
         """Store a turn and execute the caller's SQL statements (`join`) in one transaction; return None if this fails.
 
         Return None at once if the messages are in a LangGraph store, earlier turns of the session are pending, or the
-        database is known to fail; pass `in_outage` to try, briefly, nevertheless. Even if None is returned, the turn
-        may have been stored; storing it again is safe.
+        database is known to fail; pass `in_outage` to try nevertheless. Even if None is returned, the turn may have
+        been stored; storing it again is safe.
         """
         transcripts, fails = self._transcripts, self.database_fails and not in_outage
         if not isinstance(transcripts, TableTranscripts) or fails or self.turns_of(turn.session_id):
             return None
         try:
-            async with asyncio.timeout(self.wait_seconds):
+            async with asyncio.timeout(self.options.write_timeout_seconds):
                 stored = await transcripts.append_joined(turn, join)
         except StoreClosed:
             return None
@@ -288,14 +290,14 @@ class PendingTurns:
 
     async def _delete(self, session_id: str, run_id: str | None) -> bool:
         async with self._delivering:
-            self._withheld.add(session_id)
+            self._withheld[session_id] += 1
         waiting = [entry for entry in self.own if entry.turn.session_id == session_id]
         try:
             was_there = await self._transcripts.delete(session_id, run_id=run_id)
             for entry in waiting if was_there is not None else ():
                 await self._drop(entry.entry_id)
         finally:
-            self._withheld.discard(session_id)
+            self._withheld -= Counter([session_id])  # keeps only positive numbers
         return bool(was_there)
 
     async def deliver(self, session_id: str | None = None) -> bool:
@@ -318,6 +320,8 @@ class PendingTurns:
                 delivered = await self._deliver(entry)
             if attempt.error is None:
                 self.database_fails = self.database_fails and not delivered
+                if not delivered and entry in self.own:  # its session is being deleted
+                    blocked.add(entry.turn.session_id)
                 continue
             await self._note_failure(entry, attempt.error)
             # A first timeout may be due to a locked session; a second one means that the database is down.
