@@ -1,4 +1,4 @@
-"""Tests of callbacks while the model does not respond: each platform gets its response without it."""
+"""Tests of callbacks while the model does not respond: each platform gets its response within its limit."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ import pytest
 from tests.channels.desk import BotDesk, opened_bot
 from tests.channels.platforms import WeComService
 from tests.channels.wecom_desk import WeComDesk, opened_wecom
-from tests.limits import HANG_SECONDS
 from threadkeep.testing import Gate, ScriptedModel
+
+LIMIT_SECONDS = 5.0
+CHECK_SECONDS = 1.0
+"""Seconds that a platform waits for the response to a message, and to the check of the address."""
 
 
 async def take(desk: BotDesk | WeComDesk, number: int) -> None:
-    """Deliver a message, and require its response."""
+    """Deliver a message, and require its response within the limit."""
     if isinstance(desk, WeComDesk) and isinstance(desk.platform, WeComService):
         desk.wecom.write(WeComService().item("hi", number, send_time=int(time.time())))
-    async with asyncio.timeout(HANG_SECONDS):
+    async with asyncio.timeout(LIMIT_SECONDS):
         await desk.say("hi", number)
 
 
 async def check_address(desk: WeComDesk) -> None:
-    """Send an echo request, and require the plain text."""
+    """Send an echo request, and require the plain text within the limit."""
     encrypted, query = desk.platform.sealed("1616140317555161061", at=int(time.time()))
-    async with asyncio.timeout(HANG_SECONDS):
+    async with asyncio.timeout(CHECK_SECONDS):
         response = await desk.client.get(f"/channels/one?{query}&echostr={quote(encrypted, safe='')}")
     assert (response.status_code, response.content) == (200, b"1616140317555161061")
 

@@ -336,7 +336,7 @@ async def test_runs_without_their_workflow_do_not_hide_later_runs(every_desk: Ru
         owned = NewRun(run_id=f"begun {number}", workflow="gone", input={"text": "hi"}, session_id=f"b{number}")
         await order.add(owned, owner="dead")
     await order.add(NewRun(run_id="later", workflow="desk", input={"text": "hi"}, session_id="room"))
-    async with every_desk.open(AGENT, options=BUSY) as service:
+    async with every_desk.open(AGENT, options=BUSY) as service, asyncio.timeout(20):
 
         async def is_done() -> bool:
             return (await service.run("later")).status == "done"

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from itertools import batched, chain, groupby
 
@@ -427,11 +427,9 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         if await connection.fetch(*known):
             return False
         fact = replace(fact, scope=await known_owner(connection, self._sql, fact.scope, self._clock()))
-        before = None
-        if fact.valid_to is None:
-            before = await self._lock(connection, fact.scope, fact.key, fact.updated_at)
-        else:
-            await connection.fetch_each(self._locking(fact.scope, fact.key))
+        # A past value does not change the valid one, which keeps its time.
+        changed_at = fact.updated_at if fact.valid_to is None else datetime.min.replace(tzinfo=UTC)
+        before = await self._lock(connection, fact.scope, fact.key, changed_at)
         if await connection.fetch(*known):  # a concurrent call stored the fact before this one had the lock
             return False
         if fact.valid_to is None:
@@ -463,14 +461,11 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
 
     async def _lock(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
         """Lock a key until the transaction ends, and return its valid fact."""
-        parameters = {"scope": scope.kind, "owner": scope.owner, "key": key, "now": time_text(now)}
-        *_, held = await connection.fetch_each([*self._locking(scope, key), (self._sql["hold_valid"], parameters)])
-        return fact_of(held[0]) if held else None
-
-    def _locking(self, scope: Scope, key: str) -> list[Statement]:
-        """Return the statements that lock a key; none on SQLite, where one transaction writes at a time."""
         parameters = {"scope": scope.kind, "owner": scope.owner, "key": key}
-        return [(self._sql["lock_key"], parameters)] if self.backend == "postgres" else []
+        lock = [(self._sql["lock_key"], parameters)] if self.backend == "postgres" else []
+        hold = (self._sql["hold_valid"], {**parameters, "now": time_text(now)})
+        *_, held = await connection.fetch_each([*lock, hold])
+        return fact_of(held[0]) if held else None
 
     async def _begin(
         self, connection: Connection, scope: Scope, fact: NewFact, before: Fact | None, now: datetime
