@@ -56,8 +56,8 @@ def lose_the_first_reply(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Non
     order, pending = memory.runs.order, memory.pending
     record, calls = pending.record_joined, itertools.count(1)
 
-    async def unheard(*arguments: Any, **options: Any) -> Any:
-        stored = await record(*arguments, **options)
+    async def unheard(*arguments: Any) -> Any:
+        stored = await record(*arguments)
         return None if next(calls) == 1 else stored
 
     monkeypatch.setattr(order, "add", losing_the_first_reply(order.add))

@@ -134,11 +134,11 @@ async def test_a_run_that_ends_during_its_rollback_is_rolled_back(
             await released.wait()
         return await end(*arguments)
 
-    async def slow_end_with_answer(turn: Turn, join: Any, **options: Any) -> Any:
+    async def slow_end_with_answer(turn: Turn, join: Any) -> Any:
         if turn.answers is not None and not arrived.is_set():
             arrived.set()
             await released.wait()
-        return await end_with_answer(turn, join, **options)
+        return await end_with_answer(turn, join)
 
     any_desk.model = ScriptedModel(["one", "two"])
     monkeypatch.setattr(any_desk.memory.runs, "end", slow_end)

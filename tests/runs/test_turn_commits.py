@@ -99,7 +99,7 @@ async def test_a_trace_that_is_due_at_the_end_of_a_turn_is_stored_once(
         monkeypatch.setattr(Debounced, "disarm", disarm_noted)
         record = memory.pending.record_joined
 
-        async def record_late(turn: Turn, join: Join, **options: Any) -> object:
+        async def record_late(turn: Turn, join: Join) -> object:
             answers = turn.messages[-1].role == "assistant"
             if answers:
                 timers[-1].within(0)
@@ -107,7 +107,7 @@ async def test_a_trace_that_is_due_at_the_end_of_a_turn_is_stored_once(
                 if query(postgres_url, "SELECT 1 FROM chat_run_events"):
                     break
                 await asyncio.sleep(0.01)
-            return await record(turn, join, **options)
+            return await record(turn, join)
 
         monkeypatch.setattr(memory.pending, "record_joined", record_late)
         answer = await make_chat(memory, ScriptedModel(["hello"])).ask(said("hi", ID))
@@ -234,8 +234,8 @@ async def test_a_process_that_lost_its_run_stores_no_answer(
         late, waiting, refused = Gate(), Gate(), asyncio.Event()
         record = memories[0].pending.record_joined
 
-        async def record_joined(turn: Turn, join: Join, **options: Any) -> object:
-            stored = await record(turn, join, **options)
+        async def record_joined(turn: Turn, join: Join) -> object:
+            stored = await record(turn, join)
             refused.set()
             return stored
 

@@ -15,7 +15,6 @@ from threadkeep.store.driver import Joined
 _OPENAI_ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant"}
 _OPENAI_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ATTEMPTS = 20  # on PostgreSQL, each waits half a second for a locked session
-_ATTEMPTS_IN_OUTAGE = 2
 _PAGE = 50
 
 
@@ -126,9 +125,9 @@ async def append_once(session: Session, messages: Sequence[Message], joined: Joi
         StoreUnavailable: the database does not answer, or the id of a later message already exists.
     """
     revision = messages[0]
-    for attempt in range(_ATTEMPTS):
-        # Try even in an outage, because nothing else in this process may write, and learn that it is over.
-        if await session.record_joined(messages, joined, in_outage=attempt < _ATTEMPTS_IN_OUTAGE) is not None:
+    await session.deliver()  # with nothing to deliver, the next write is tried although an earlier one failed
+    for _ in range(_ATTEMPTS):
+        if await session.record_joined(messages, joined) is not None:
             return True
         found = await session.find(str(revision.id))
         if found is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from threadkeep.context.manifest import ContextManifest, Entry, FactExclusion, FactsLeftOut, GraphOutcome, ScopeRecall
+from threadkeep.context.manifest import ContextManifest, FactExclusion, FactsLeftOut, GraphOutcome, ScopeRecall
 from threadkeep.context.window import ExclusionReason
 from threadkeep.records import Message, SessionInfo, Summary
 
@@ -108,7 +108,8 @@ def outcome_of(message: Message, home: SessionInfo, call: CallRecord) -> Message
 
 def _sent_as_itself(message: Message, manifest: ContextManifest) -> MessageOutcome | None:
     for entry in manifest.entries:
-        if _is(entry, message) and (entry.source == "transcript" or entry.section in ("window", "input")):
+        same = entry.seq == message.seq if entry.seq is not None else entry.id is not None and entry.id == message.id
+        if same and (entry.source == "transcript" or entry.section in ("window", "input")):
             words = "the input of the call" if entry.section == "input" else "in the window"
             if entry.tokens_before is not None:
                 words += f", cut from {entry.tokens_before:,} to {entry.tokens:,} tokens"
@@ -144,7 +145,3 @@ def _absent(message: Message, call: CallRecord) -> MessageOutcome:
         where = f"in the summary of {found.first_seq}–{found.last_seq}" if found else "a summary stands for it"
         return MessageOutcome("summarised", where)
     return MessageOutcome("left_out", in_words(gap.reason, manifest))
-
-
-def _is(entry: Entry, message: Message) -> bool:
-    return entry.seq == message.seq if entry.seq is not None else entry.id is not None and entry.id == message.id

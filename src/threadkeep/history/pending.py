@@ -174,30 +174,23 @@ class PendingTurns:
         """
         return await self._uninterrupted(self._record(turn), "threadkeep-record")
 
-    async def record_joined(
-        self, turn: Turn, join: Join | Joined, *, in_outage: bool = False
-    ) -> tuple[Receipt, Sequence[list[Row]]] | None:
+    async def record_joined(self, turn: Turn, join: Join | Joined) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store a turn and execute the caller's SQL statements (`join`) in one transaction; return None if this fails.
 
-        Return None at once if the messages are in a LangGraph store, earlier turns of the session are pending, or the
-        database is known to fail; pass `in_outage` to try nevertheless. Even if None is returned, the turn may have
-        been stored; storing it again is safe.
+        Return None at once if the messages are in a LangGraph store, the database is known to fail, or earlier turns
+        of the session are pending. Even if None is returned, the turn may have been stored; storing it again is safe.
         """
-        transcripts, fails = self._transcripts, self.database_fails and not in_outage
-        if not isinstance(transcripts, TableTranscripts) or fails or self.turns_of(turn.session_id):
+        transcripts = self._transcripts
+        if not isinstance(transcripts, TableTranscripts) or self.database_fails or self.turns_of(turn.session_id):
             return None
         try:
             async with asyncio.timeout(self.options.write_timeout_seconds):
-                stored = await transcripts.append_joined(turn, join)
-        except StoreClosed:
+                return await transcripts.append_joined(turn, join)
+        except (StoreClosed, TurnRefused):
             return None
-        except TurnRefused:
-            stored = None
         except (StoreError, TimeoutError) as error:
             self._note_failed_write(turn, error)
-            return None
-        self.database_fails = False
-        return stored
+        return None
 
     async def _uninterrupted[T](self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Await work that continues even if the caller is cancelled; `close` waits for it."""
@@ -308,9 +301,7 @@ class PendingTurns:
     async def _deliver_own(self, session_id: str | None = None) -> bool:
         if not self._files.writing.locked():  # a slow disk must not delay turns that the database would accept
             await self._spool_pending()
-        blocked: set[str] = set()
-        timeouts = 0
-        tried: set[str] = set()
+        blocked, tried, timeouts = set[str](), set[str](), 0
         # Also try turns that become pending during the loop. A busy session's turns might otherwise never be written.
         while entry := self._next(session_id, blocked, tried):
             tried.add(entry.entry_id)
@@ -409,7 +400,10 @@ class PendingTurns:
         await self._files.close()
 
     async def _keep(self, turn: Turn) -> None:
-        _check_turn(turn)
+        if not turn.messages:
+            raise InvalidMessage("A turn has at least one message.")
+        for message in turn.messages:
+            message.to_json()  # raises InvalidMessage if the database would never accept it
         entry = PendingTurn(str(uuid7()), turn, self._clock(), namespace=self._namespace)
         self.own.append(entry)
         await self._spool_pending()
@@ -489,18 +483,6 @@ class PendingTurns:
 def is_outage(error: Exception) -> bool:
     """Return True if an error affects the whole database. A locked row, for example, affects only one session."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
-
-
-def _check_turn(turn: Turn) -> None:
-    """Reject a turn that the database would never accept.
-
-    Raises:
-        InvalidMessage: the turn is invalid; the message names the invalid part.
-    """
-    if not turn.messages:
-        raise InvalidMessage("A turn has at least one message.")
-    for message in turn.messages:
-        message.to_json()
 
 
 def _completes(answer: Message, stored: Message) -> bool:

@@ -178,18 +178,11 @@ class Session:
         return receipt
 
     async def record_joined(
-        self,
-        messages: Sequence[Message],
-        join: Join | Joined,
-        *,
-        answers: str | None = None,
-        told: bool = False,
-        in_outage: bool = False,
+        self, messages: Sequence[Message], join: Join | Joined, *, answers: str | None = None, told: bool = False
     ) -> tuple[Receipt, Sequence[list[Row]]] | None:
         """Store messages and execute the caller's statements in one transaction; see `PendingTurns.record_joined`."""
         started = time.perf_counter()
-        turn = self.turn(messages, answers=answers, told=told)
-        stored = await self._pending.record_joined(turn, join, in_outage=in_outage)
+        stored = await self._pending.record_joined(self.turn(messages, answers=answers, told=told), join)
         if stored is not None:
             self._events.ended(StoreWrite, started, "ok")
         return stored

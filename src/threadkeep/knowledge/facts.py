@@ -432,12 +432,12 @@ class Knowledge(ClockedTables, sql=OWNER_SQL):
         before = await self._lock(connection, fact.scope, fact.key, changed_at)
         if await connection.fetch(*known):  # a concurrent call stored the fact before this one had the lock
             return False
-        if fact.valid_to is None:
-            if before is not None and canonical(before.value) == canonical(fact.value):
+        if fact.valid_to is None and before is not None:
+            if canonical(before.value) == canonical(fact.value):
                 return False
-            if before is not None and before.valid_from > fact.valid_from:
+            if before.valid_from > fact.valid_from:
                 fact = replace(fact, valid_to=before.valid_from)
-            elif before is not None:
+            else:
                 closing = {"fact_id": before.id, "valid_to": time_text(fact.valid_from)}
                 await connection.execute(self._sql["close"], closing)
         await self._insert(connection, fact)

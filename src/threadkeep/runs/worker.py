@@ -314,8 +314,7 @@ class Worker:
         """
         stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
         # If `workflow` is set, this process has just created the run, and returns its answer.
-        told = workflow is not None or (stream.has_caller and stream.waiting > 0)
-        stream.has_caller = False
+        told, stream.has_caller = workflow is not None or (stream.has_caller and stream.waiting > 0), False
         tracer = RunTracer(
             self._runs.trace,
             stream,
